@@ -1,0 +1,13 @@
+// parrot._core: the native core as a Python module. Each part binds itself; see python/parrot/_core.pyi.
+#include <pybind11/pybind11.h>
+
+namespace parrot {
+void bind_kvcache(pybind11::module_& module);
+void bind_scheduler(pybind11::module_& module);
+}  // namespace parrot
+
+PYBIND11_MODULE(_core, module) {
+    module.doc() = "Parrot's native core: KV cache and scheduler";
+    parrot::bind_kvcache(module);
+    parrot::bind_scheduler(module);
+}

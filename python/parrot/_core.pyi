@@ -1,0 +1,184 @@
+"""The native core: KV cache and scheduler. State machines without clock or I/O, one thread at a time each.
+
+Arrays are numpy, C-contiguous, of exactly the dtype given; a wrong dtype, shape or an unknown id raises
+``ValueError`` (or ``KeyError`` for ids) naming argument and values. Ranges are half-open.
+"""
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+class OutOfBlocks(RuntimeError):
+    """The pool has too few free and evictable blocks for a reservation; nothing was changed."""
+
+class ContextTree:
+    """Token sequences with their KV blocks, as a tree by shared prefix (paper sections 5.3 and 7).
+
+    A node owns a half-open token range and the blocks that hold it; a block whose slots belong to two nodes
+    is reference-counted, and copied on the first write into it. A context is a named end of a path:
+    *held* (a running call: its blocks stay) or *cached* (its blocks may be evicted, least recently used
+    first, from the leaves). Tokens are matched by content, only within one isolation domain, and only once
+    their KV is computed (committed).
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 16) -> None: ...
+    def open(self, context_id: int, domain: int, token_ids: I32, max_prefix: int) -> int:
+        """Create a held context on the longest committed prefix of ``token_ids[:max_prefix]`` in ``domain``;
+        return its length. Takes no block. ``context_id`` must be new. ``token_ids`` may be empty."""
+    def fork(self, context_id: int, parent_context_id: int, length: int) -> None:
+        """Create a held context on the first ``length`` committed tokens of another, at any offset."""
+    def pending_prefix(self, domain: int, token_ids: I32) -> int:
+        """Longest prefix that is in the tree already, counting tokens that are reserved but not committed:
+        a caller may wait for them instead of computing them twice."""
+    def reserve(self, context_ids: I64, counts: I32, token_ids: I32, slots: I32) -> I32:
+        """Append ``counts[i]`` tokens to each held context, in one step for the whole batch, all or nothing.
+
+        ``token_ids`` [sum(counts)] are concatenated; ``slots`` [sum(counts)] receives block * block_size +
+        offset of each token. Returns copies [n, 3]: (source block, destination block, slots to copy from
+        offset 0), to be carried out before the step writes. Evicts cached blocks when free ones run out;
+        raises OutOfBlocks when that is not enough. A context may have one open reservation."""
+    def commit(self, context_ids: I64) -> None:
+        """The reserved tokens of these contexts now have their KV: they can be matched and forked."""
+    def rollback(self, context_ids: I64) -> None:
+        """Undo open reservations (a failed step)."""
+    def truncate(self, context_id: int, length: int) -> None:
+        """Shorten a held context to ``length`` committed tokens (a cut stop string)."""
+    def lengths(self, context_ids: I64, out: I32) -> None:
+        """Length of each context with its open reservation, into ``out`` [n]."""
+    def block_tables(self, context_ids: I64, out: I32) -> None:
+        """Block ids of each context in order into ``out`` [n, max_blocks], -1 past the end."""
+    def release(self, context_id: int) -> None:
+        """Held becomes cached; an open reservation is rolled back."""
+    def free(self, context_id: int) -> None:
+        """Forget the name; its unshared blocks become the first to be evicted. Held contexts too."""
+    def take_evicted(self) -> list[tuple[int, int]]:
+        """(context_id, remaining committed length) of contexts that lost tokens since the last call."""
+    def clear_cache(self) -> None:
+        """Evict everything that no held context needs."""
+    def tokens(self, context_id: int) -> I32:
+        """The committed tokens of a context (for tests and debugging)."""
+    def check_invariants(self) -> None:
+        """Raise RuntimeError if free + evictable + held != total, a reference count is off, or ranges gap."""
+    @property
+    def num_free_blocks(self) -> int: ...
+    @property
+    def num_evictable_blocks(self) -> int: ...
+    @property
+    def num_held_blocks(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    def counters(self) -> dict[str, int]:
+        """matched_tokens, forks (opens and forks with a prefix > 0), cow_copies, evicted_blocks."""
+
+Reason = Literal["group", "sharers", "prefix", "alone"]
+
+class Placement:
+    """One decision of Algorithm 1."""
+
+    call_id: int
+    engine_id: int
+    parent_context_id: int  # 0: none known
+    prefix_len: int  # tokens expected in that context
+    reason: Reason
+    score_us: float  # estimated finish time plus harm, the lower the better
+
+class Candidate:
+    """One engine that FindEngine looked at for a call; the parts of its score, in microseconds."""
+
+    engine_id: int
+    admissible: bool
+    prefix_len: int
+    queue_us: float
+    prefill_us: float
+    decode_us: float
+    harm_us: float
+    score_us: float
+
+class PrefixIndex:
+    """Keyed 128-bit chained hashes of token prefixes -> who has them (paper section 5.3).
+
+    An *owner* is a caller's positive integer (a queued call, or an engine's context). Content is compared on
+    a hit, so that a collision never yields a wrong match. ``hash_key`` is 16 random bytes per process;
+    ``constant_hash`` (tests only) makes every hash equal."""
+
+    def __init__(self, hash_key: bytes, constant_hash: bool = False) -> None: ...
+    def insert(self, owner: int, domain: int, token_ids: I32, boundaries: I32) -> None:
+        """Register an owner at every boundary (ascending prefix lengths, 0 < b <= len(token_ids))."""
+    def remove(self, owner: int) -> None: ...
+    def shorten(self, owner: int, length: int) -> None:
+        """Drop the owner's boundaries beyond ``length``."""
+    def match(self, domain: int, token_ids: I32, boundaries: I32) -> list[tuple[int, list[int]]]:
+        """(boundary, owners) for every boundary that somebody has, longest first."""
+    def __len__(self) -> int: ...
+
+class Scheduler:
+    """Algorithm 1 (paper section 5.4): events in, placements out. Times are microseconds, given by the caller."""
+
+    def __init__(
+        self,
+        *,
+        hash_key: bytes,
+        group_placement: bool = True,
+        prefix_affinity: bool = True,
+        objective_aware: bool = True,
+        application_order: bool = True,
+        latency_capacity_tokens: int = 6144,
+        aging_us: int = 10_000_000,
+        constant_hash: bool = False,
+    ) -> None: ...
+    def add_engine(
+        self,
+        engine_id: int,
+        *,
+        base_us: float,
+        per_sequence_us: float,
+        per_prefill_token_us: float,
+        per_kv_token_us: float,
+        capacity_tokens: int,
+        max_batch_size: int,
+    ) -> None: ...
+    def remove_engine(self, engine_id: int) -> list[int]:
+        """The engine is gone: forget its contexts; return its calls in flight, which leave the scheduler."""
+    def submit(
+        self,
+        call_id: int,
+        *,
+        app_id: int,
+        app_arrival_us: int,
+        now_us: int,
+        domain: int,
+        latency: bool,
+        group_id: int,
+        depth: int,
+        token_ids: I32,
+        boundaries: I32,
+        max_new_tokens: int,
+    ) -> None:
+        """Queue a ready call. ``group_id`` < 0: none. ``depth``: longest path to the annotated variable, so
+        that the deepest goes first within an application. ``boundaries``: prefix lengths that no later text
+        can change, ascending."""
+    def set_objective(self, call_id: int, *, latency: bool, group_id: int, depth: int) -> None:
+        """A label arrived for a queued or running call; unknown ids are ignored."""
+    def cancel(self, call_id: int) -> bool:
+        """Drop a queued call or one in flight; False if unknown."""
+    def schedule(self, now_us: int) -> list[Placement]:
+        """Place every queued call that an engine can take now, best first; the rest stay queued."""
+    def finish(self, call_id: int, *, now_us: int, context_id: int, num_tokens: int) -> None:
+        """A call left its engine; with ``context_id`` > 0 its context stays there as a prefix holder."""
+    def forget_context(self, engine_id: int, context_id: int, remaining: int) -> None:
+        """An engine evicted (part of) a context; ``remaining`` tokens of it are left."""
+    def explain(self, call_id: int) -> list[Candidate]:
+        """The candidates of the last decision for a call that is queued or in flight, best first."""
+    def engine_load(self, engine_id: int) -> tuple[int, int]:
+        """(calls in flight, tokens they hold with a shared prefix counted once)."""
+    def check_invariants(self) -> None: ...
+    @property
+    def num_queued(self) -> int: ...
+    @property
+    def num_in_flight(self) -> int: ...
+    def counters(self) -> dict[str, int]:
+        """placed, placed_group, placed_sharers, placed_prefix, placed_alone, splits, deferred."""

@@ -1,0 +1,323 @@
+"""Bodies of the HTTP API (``/v1/session``, ``/v1/submit``, ``/v1/get``, ...), shared by front end and manager.
+
+The manager's app is the only place that sees JSON; these models are its schema, and the front end builds its
+requests from them, so that both sides agree by construction. Unknown fields are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,127}$")]
+VarId = Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")]
+RequestId = Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")]
+SessionId = Annotated[str, Field(pattern=r"^s-[0-9a-f]{32}$")]
+Criteria = Literal["LATENCY", "THROUGHPUT"]
+
+
+class Body(BaseModel):
+    """Base of all bodies: frozen, unknown fields refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SamplingBody(Body):
+    """How one output is decoded; the same words as the OpenAI API. ``max_tokens`` None: the service's default."""
+
+    max_tokens: int | None = Field(default=None, ge=1, le=2**20)
+    temperature: float = Field(default=0.0, ge=0.0, le=10.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=16)
+    ignore_eos: bool = False
+
+
+class Strip(Body):
+    """Remove white space (or ``chars``) at both ends."""
+
+    op: Literal["strip"] = "strip"
+    chars: str | None = Field(default=None, max_length=64)
+
+
+class Regex(Body):
+    """First match of ``pattern``; the value becomes ``group`` (0 = whole match, or a number, or a name)."""
+
+    op: Literal["regex"] = "regex"
+    pattern: str = Field(max_length=4096)
+    group: int | str = 0
+
+
+class JsonPath(Body):
+    """Parse the value as JSON (a fenced block is unwrapped) and take what ``path`` selects first."""
+
+    op: Literal["json"] = "json"
+    path: str = Field(default="$", max_length=1024)
+
+
+class Split(Body):
+    """Split text into a list at ``separator``; empty items are dropped unless ``keep_empty``."""
+
+    op: Literal["split"] = "split"
+    separator: str = Field(min_length=1, max_length=256)
+    keep_empty: bool = False
+
+
+class Item(Body):
+    """One item of a list, negative from the end, or one value of an object by key."""
+
+    op: Literal["item"] = "item"
+    index: int | str
+
+
+class Join(Body):
+    """Join the items of a list into text."""
+
+    op: Literal["join"] = "join"
+    separator: str = Field(default="\n", max_length=256)
+
+
+class Template(Body):
+    """Put the value into ``text`` at every ``{{value}}``."""
+
+    op: Literal["template"] = "template"
+    text: str = Field(max_length=65536)
+
+
+Transform = Annotated[
+    Strip | Regex | JsonPath | Split | Item | Join | Template,
+    Field(discriminator="op"),
+]
+Transforms = Annotated[tuple[Transform, ...], Field(max_length=32)]
+
+
+class SourceBody(Body):
+    """One variable that a derived variable reads, and what happens to its value first."""
+
+    semantic_var_id: VarId
+    transforms: Transforms = ()
+
+
+class VariableBody(Body):
+    """A variable that is set (``value``), derived (``sources`` joined by ``separator``, then
+    ``transforms``), or merely declared: its producer or value comes later."""
+
+    semantic_var_id: VarId
+    value: str | None = None
+    sources: tuple[SourceBody, ...] | None = Field(default=None, min_length=1, max_length=65536)
+    separator: str = Field(default="\n", max_length=256)
+    transforms: Transforms = ()
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> VariableBody:
+        if self.value is not None and self.sources is not None:
+            raise ValueError("a variable has a value or sources, not both")
+        return self
+
+
+class PlaceholderBody(Body):
+    """Binds one hole of the template. An input has a ``semantic_var_id``, or a constant ``value`` (text that
+    can never become a hole or a control token), or both (a new variable set to the value). An output has a
+    ``semantic_var_id`` (made up by the client or, when absent, by the service) and may say how it is decoded.
+    ``transforms`` apply to the value on its way in (input) or out (output)."""
+
+    name: Name
+    kind: Literal["input", "output"]
+    semantic_var_id: VarId | None = None
+    value: str | None = None
+    transforms: Transforms = ()
+    sampling: SamplingBody | None = None
+
+
+class MessageBody(Body):
+    """One message of a chat prompt; ``content`` is a template."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+class CallBody(Body):
+    """One call of a semantic function: ``prompt`` or ``messages``, unrendered, and a binding for each hole."""
+
+    function: Annotated[str, Field(max_length=256)] = ""
+    request_id: RequestId | None = None
+    model: str | None = None
+    prompt: str | None = None
+    messages: tuple[MessageBody, ...] | None = Field(default=None, min_length=1, max_length=4096)
+    placeholders: tuple[PlaceholderBody, ...] = Field(default=(), max_length=4096)
+    objective: Criteria | None = None
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> CallBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("a call has either a prompt or messages")
+        return self
+
+
+class LabelBody(Body):
+    """The objective of a variable that a get will ask for: it travels with the submit, so that labels arrive
+    with the graph."""
+
+    semantic_var_id: VarId
+    criteria: Criteria
+
+
+class SubmitBody(Body):
+    """A batch of variables, calls and labels, taken whole or refused whole. With ``create_session`` the
+    client's own random ``session_id`` is created on the way (409 if it exists)."""
+
+    session_id: SessionId
+    create_session: bool = False
+    variables: tuple[VariableBody, ...] = ()
+    calls: tuple[CallBody, ...] = ()
+    labels: tuple[LabelBody, ...] = ()
+
+
+class SubmittedCall(Body):
+    """What a call became: its id, and the variable of each output."""
+
+    request_id: str
+    outputs: dict[str, str]
+
+
+class SubmitReply(Body):
+    """One entry per submitted call, in order."""
+
+    session_id: str
+    calls: tuple[SubmittedCall, ...]
+
+
+class GetBody(Body):
+    """Wait for a variable. ``timeout_ms`` 0 polls; absent waits until the variable ends."""
+
+    session_id: SessionId
+    semantic_var_id: VarId
+    criteria: Criteria | None = None
+    timeout_ms: int | None = Field(default=None, ge=0, le=86_400_000)
+
+
+class GetReply(Body):
+    """The value, or ``pending`` when the time ran out first. A failed variable is an HTTP error instead."""
+
+    semantic_var_id: str
+    status: Literal["ready", "pending"]
+    value: str | None = None
+
+
+class SetBody(Body):
+    """Give a variable its value from outside."""
+
+    session_id: SessionId
+    semantic_var_id: VarId
+    value: str
+
+
+class CancelBody(Body):
+    """Cancel a variable: it ends as ``cancelled`` and calls that nobody else needs stop within one step."""
+
+    session_id: SessionId
+    semantic_var_id: VarId
+
+
+class SessionReply(Body):
+    """A new session; it expires after ``idle_s`` seconds without a request."""
+
+    session_id: str
+    idle_s: float
+
+
+class CallTiming(Body):
+    """Where a call's time went, in microseconds of the manager's clock (engine times are shifted onto it).
+    A time that has not come yet is null."""
+
+    submitted_us: int
+    ready_us: int | None = None  # its inputs existed
+    dispatched_us: int | None = None
+    admitted_us: int | None = None  # the engine began its prefill
+    first_token_us: int | None = None
+    finished_us: int | None = None
+
+
+class CallView(Body):
+    """A call as the graph shows it."""
+
+    request_id: str
+    session_id: str
+    function: str
+    state: Literal["waiting", "queued", "running", "done", "failed", "cancelled"]
+    objective: Criteria
+    task_group: int | None = None
+    depth: int | None = None
+    engine: str | None = None
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    attempts: int = 0
+    timing: CallTiming
+    error: dict[str, Any] | None = None
+
+
+class VariableView(Body):
+    """A variable as the graph shows it; values are left out."""
+
+    semantic_var_id: str
+    state: Literal["pending", "ready", "failed"]
+    producer: str | None = None  # request_id, or null for a set or derived variable
+    sources: tuple[str, ...] = ()  # of a derived variable
+    consumers: tuple[str, ...] = ()
+    criteria: Criteria | None = None
+    num_chars: int | None = None
+    error: dict[str, Any] | None = None
+
+
+class GraphReply(Body):
+    """A session's calls and variables."""
+
+    session_id: str
+    calls: tuple[CallView, ...]
+    variables: tuple[VariableView, ...]
+
+
+class CallsReply(Body):
+    """Recently ended calls, oldest first (a bounded ring)."""
+
+    calls: tuple[CallView, ...]
+
+
+class EngineView(Body):
+    """An engine as the manager sees it."""
+
+    name: str
+    alive: bool
+    pid: int
+    model: str
+    device: str
+    dtype: str
+    cost_model: dict[str, float]
+    stats: dict[str, int]
+    num_dispatched: int  # calls sent to it that have not ended
+
+
+class EnginesReply(Body):
+    """All engines that ever registered under a name, newest state of each."""
+
+    engines: tuple[EngineView, ...]
+
+
+class ErrorDetail(Body):
+    """An error body, compatible with OpenAI's: ``type`` repeats the class, ``causes`` are outermost first."""
+
+    code: str
+    message: str
+    type: str
+    param: str | None = None
+    causes: tuple[ErrorDetail, ...] = ()
+
+
+class ErrorReply(Body):
+    """Every 4xx and 5xx answer."""
+
+    error: ErrorDetail

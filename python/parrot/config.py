@@ -1,0 +1,114 @@
+"""Configuration: frozen dataclasses that validate themselves, built once at the edge (CLI or tests)."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from .errors import ConfigError
+
+DType = Literal["float32", "bfloat16", "float16"]
+DEFAULT_MODEL = "smollm2"
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Raise :class:`ConfigError` unless ``low <= value <= high``."""
+    if not low <= value <= high:
+        raise ConfigError(f"{name} = {value} is outside [{low}, {high}]", param=name)
+
+
+def check_loopback(name: str, host: str) -> None:
+    """Raise :class:`ConfigError` for an address that other machines can reach: there is no authentication."""
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise ConfigError(f"{name} = {host!r} is not an IP address or 'localhost'", param=name) from None
+    if not is_loopback:
+        raise ConfigError(
+            f"{name} = {host!r} is reachable from other machines, and this version has no authentication; "
+            "bind to 127.0.0.1 and put an authenticating reverse proxy in front",
+            param=name,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine process. ``max_batch_tokens`` is the token budget of one step (prefill plus decode)."""
+
+    manager_address: str
+    model: str = DEFAULT_MODEL
+    name: str = "engine-0"
+    device: str = "cpu"
+    dtype: DType = "float32"
+    block_size: int = 16
+    num_blocks: int | None = None  # None: sized from free memory
+    max_batch_size: int = 64
+    max_batch_tokens: int = 512
+    num_threads: int | None = None  # None: one per physical core this process may use
+    heartbeat_s: float = 1.0
+    manager_timeout_s: float = 60.0
+    exit_with_parent: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("block_size", self.block_size, 16, 16)
+        if self.num_blocks is not None:
+            check_range("num_blocks", self.num_blocks, 2, 2**31 - 1)
+        check_range("max_batch_size", self.max_batch_size, 1, 4096)
+        check_range("max_batch_tokens", self.max_batch_tokens, 16, 65536)
+        check_range("heartbeat_s", self.heartbeat_s, 0.05, 60)
+        check_range("manager_timeout_s", self.manager_timeout_s, 1, 3600)
+        if self.num_threads is not None:
+            check_range("num_threads", self.num_threads, 1, 1024)
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise ConfigError(f"dtype = {self.dtype!r} is not float32, bfloat16 or float16", param="dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Switches of Algorithm 1, each of which can be turned off so that its gain can be measured."""
+
+    group_placement: bool = True  # place a task group together
+    prefix_affinity: bool = True  # place a call where its prefix is, or with queued sharers
+    objective_aware: bool = True  # cap an engine's tokens while it holds a latency-bound call
+    application_order: bool = True  # a call inherits its application's arrival time
+    latency_capacity_tokens: int = 6144
+    aging_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_range("latency_capacity_tokens", self.latency_capacity_tokens, 1, 2**31 - 1)
+        check_range("aging_s", self.aging_s, 0.001, 86400)
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerConfig:
+    """One manager process. ``port`` and ``engine_port`` 0 mean a free port chosen by the system."""
+
+    model: str = DEFAULT_MODEL
+    host: str = "127.0.0.1"
+    port: int = 8642
+    engine_host: str = "127.0.0.1"
+    engine_port: int = 0
+    session_idle_s: float = 600.0
+    heartbeat_s: float = 1.0
+    lost_after_s: float = 5.0
+    max_retries: int = 2
+    max_calls_per_submit: int = 4096
+    max_body_bytes: int = 32 * 2**20
+    max_value_bytes: int = 8 * 2**20
+    max_queued_calls: int = 100_000
+    default_max_tokens: int = 256
+    ready_file: Path | None = None
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        check_loopback("host", self.host)
+        check_loopback("engine_host", self.engine_host)
+        check_range("port", self.port, 0, 65535)
+        check_range("engine_port", self.engine_port, 0, 65535)
+        check_range("session_idle_s", self.session_idle_s, 0.1, 7 * 86400)
+        check_range("heartbeat_s", self.heartbeat_s, 0.05, 60)
+        check_range("lost_after_s", self.lost_after_s, 2 * self.heartbeat_s, 3600)
+        check_range("max_retries", self.max_retries, 0, 100)
+        check_range("default_max_tokens", self.default_max_tokens, 1, 2**20)

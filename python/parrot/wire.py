@@ -1,0 +1,298 @@
+"""Messages between manager and engines: msgspec structs in MessagePack, one message per ZeroMQ frame.
+
+The manager binds a ROUTER, each engine connects a DEALER. Nothing on the socket is ever unpickled or
+evaluated; a frame that does not decode into one of these types is counted, logged and dropped by the
+receiver (:class:`WireError`). Times are microseconds of CLOCK_MONOTONIC unless a name says otherwise.
+
+One *call* is one run of a semantic function (or a part of one whose later inputs do not exist yet). All its
+verbs travel in one :class:`Dispatch`; replies come per verb. Token ids travel as little-endian int32 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NewType
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from .errors import ErrorInfo, ParrotError
+
+PROTOCOL_VERSION = 1
+
+CallId = NewType("CallId", int)  # unique for the life of a manager, never reused
+ContextId = NewType("ContextId", int)  # unique for the life of a manager, never reused; 0 = no context
+Ids = npt.NDArray[np.int32]
+Objective = Literal["LATENCY", "THROUGHPUT"]
+FinishReason = Literal["stop", "length"]
+
+
+class WireError(ParrotError):
+    """A frame that is not a message of this protocol."""
+
+    code = "wire_error"
+
+
+def pack_ids(ids: npt.ArrayLike) -> bytes:
+    """Token ids as little-endian int32 bytes."""
+    return np.ascontiguousarray(ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(data: bytes) -> Ids:
+    """Inverse of :func:`pack_ids`; a read-only int32 array of shape [len(data) / 4]."""
+    if len(data) % 4:
+        raise WireError(f"token ids of {len(data)} bytes are not a whole number of int32")
+    return np.frombuffer(data, dtype="<i4")
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one output is decoded. ``temperature`` 0 is greedy; ``stop`` strings end the output and are cut."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class Fill(msgspec.Struct, frozen=True, tag=True):
+    """Put tokens into a context. The first Fill of a call carries every id of the prompt from position 0,
+    whatever ``parent_context_id`` says: the parent is a hint, the engine matches by tokens. Later Fills of
+    the same call append to the context."""
+
+    token_ids: bytes
+    context_id: ContextId
+    parent_context_id: ContextId = ContextId(0)
+
+
+class Generate(msgspec.Struct, frozen=True, tag=True):
+    """Decode onto the end of a context until a stop condition."""
+
+    sampling: Sampling
+    context_id: ContextId
+    parent_context_id: ContextId = ContextId(0)
+
+
+class FreeContext(msgspec.Struct, frozen=True, tag=True):
+    """The manager will not name this context again; its KV may be evicted first."""
+
+    context_id: ContextId
+
+
+Verb = Fill | Generate | FreeContext
+
+
+# --- manager -> engine -------------------------------------------------------------------------------------
+
+
+class Dispatch(msgspec.Struct, frozen=True, tag=True):
+    """Run a call. ``domain`` isolates tenants: only contexts of the same domain share KV.
+    ``app_arrival_us`` orders the engine's waiting queue and preemption (wall-independent, manager clock)."""
+
+    call_id: CallId
+    domain: int
+    app_arrival_us: int
+    objective: Objective
+    verbs: tuple[Verb, ...]
+    stream: bool = False  # send a Chunk for every step that adds text
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Stop these calls within one step; unknown ids are ignored. No reply follows for them."""
+
+    call_ids: tuple[CallId, ...]
+
+
+class FreeContexts(msgspec.Struct, frozen=True, tag=True):
+    """FreeContext for contexts whose call has ended."""
+
+    context_ids: tuple[ContextId, ...]
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Manager's heartbeat, every second; an engine that hears none for its timeout ends itself."""
+
+    manager_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End after the current step."""
+
+
+ToEngine = Dispatch | Abort | FreeContexts | Ping | Shutdown
+
+
+# --- engine -> manager -------------------------------------------------------------------------------------
+
+
+class CostModel(msgspec.Struct, frozen=True):
+    """step_us = base_us + per_sequence_us * batch + per_prefill_token_us * prefill tokens
+    + per_kv_token_us * KV tokens loaded (a shared prefix counted once). ``capacity_tokens`` is what the KV
+    cache holds. Measured by the engine at start, read by the scheduler."""
+
+    base_us: float
+    per_sequence_us: float
+    per_prefill_token_us: float
+    per_kv_token_us: float
+    capacity_tokens: int
+    num_blocks: int
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What an engine serves. ``fingerprint`` is the hash of the model's files that decide token ids."""
+
+    name: str
+    fingerprint: str
+    vocab_size: int
+    max_model_len: int
+    dtype: str
+    device: str
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """Counters since the engine started, and its present load; ``clock_us`` is the engine's clock now."""
+
+    clock_us: int
+    busy_us: int  # time spent inside steps that had work
+    num_steps: int
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_evictable_blocks: int
+    num_held_blocks: int
+    prefill_tokens: int  # computed
+    decode_tokens: int
+    cached_tokens: int  # prompt tokens whose KV was found in the cache
+    forks: int  # contexts that started from a cached prefix
+    cow_copies: int  # partial blocks copied on first write
+    evicted_blocks: int
+    preemptions: int
+    dropped_messages: int
+
+
+class Register(msgspec.Struct, frozen=True, tag=True):
+    """First message of an engine, repeated until a Ping arrives and whenever ``manager_id`` changes.
+    ``epoch`` differs at every start of the engine: a new one under an old name means the old one died."""
+
+    protocol_version: int
+    name: str
+    epoch: str
+    pid: int
+    model: ModelInfo
+    cost_model: CostModel
+    max_batch_size: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Sent every heartbeat, also while a long step runs."""
+
+    epoch: str
+    stats: EngineStats
+
+
+class FillDone(msgspec.Struct, frozen=True, tag=True):
+    """Reply to the ``verb``-th verb of a call."""
+
+    call_id: CallId
+    verb: int
+    num_tokens: int  # length of this Fill's part
+    cached_tokens: int  # of which found in the cache
+
+
+class Chunk(msgspec.Struct, frozen=True, tag=True):
+    """Text that became final in this step, for calls dispatched with ``stream``."""
+
+    call_id: CallId
+    verb: int
+    text: str
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """Life of one Generate on the engine's clock. Prefill is admitted..first_token of the first output."""
+
+    received_us: int
+    admitted_us: int
+    first_token_us: int
+    finished_us: int
+
+
+class GenerateDone(msgspec.Struct, frozen=True, tag=True):
+    """Reply to a Generate: the whole text (stop string and end-of-sequence cut) and the ids that stay in
+    the context."""
+
+    call_id: CallId
+    verb: int
+    text: str
+    token_ids: bytes
+    num_generated: int  # tokens sampled, the cut ones included
+    finish_reason: FinishReason
+    timing: Timing
+
+
+class CallDone(msgspec.Struct, frozen=True, tag=True):
+    """The call has left the engine; its context stays as cache under ``context_id``, ``num_tokens`` long."""
+
+    call_id: CallId
+    context_id: ContextId
+    num_tokens: int
+
+
+class CallFailed(msgspec.Struct, frozen=True, tag=True):
+    """The call has left the engine; outputs it had already replied stay valid."""
+
+    call_id: CallId
+    error: ErrorInfo
+
+
+class ContextsEvicted(msgspec.Struct, frozen=True, tag=True):
+    """These contexts lost KV; ``remaining`` is the length still cached for each."""
+
+    context_ids: tuple[ContextId, ...]
+    remaining: tuple[int, ...]
+
+
+Reply = FillDone | Chunk | GenerateDone | CallDone | CallFailed | ContextsEvicted
+
+
+class StepReplies(msgspec.Struct, frozen=True, tag=True):
+    """All replies of one engine step, in order."""
+
+    epoch: str
+    replies: tuple[Reply, ...]
+    stats: EngineStats
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag=True):
+    """The engine ends; calls it still has will get no reply."""
+
+    epoch: str
+    reason: str
+
+
+FromEngine = Register | Heartbeat | StepReplies | Goodbye
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """One frame."""
+    return _encoder.encode(message)
+
+
+def decode_to_engine(frame: bytes) -> ToEngine:
+    """Raises :class:`WireError` for anything that is not a message for an engine."""
+    try:
+        return _to_engine.decode(frame)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise WireError(f"not a message for an engine: {error}") from None
+
+
+def decode_from_engine(frame: bytes) -> FromEngine:
+    """Raises :class:`WireError` for anything that is not a message from an engine."""
+    try:
+        return _from_engine.decode(frame)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise WireError(f"not a message from an engine: {error}") from None
