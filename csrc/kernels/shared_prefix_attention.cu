@@ -1,0 +1,114 @@
+// Checks, dispatch and launch of SharedPrefixAttention.
+#include "kernels/shared_prefix_attention.cuh"
+
+#include <cmath>
+
+#include "kernels/check.h"
+#include "kernels/shared_prefix_attention.h"
+
+namespace parrot {
+namespace {
+
+constexpr int kStages = 2;
+constexpr int kBlocksPerSm = 3;
+
+int num_multiprocessors() {
+    int device = 0, count = 0;
+    PARROT_CUDA(cudaGetDevice(&device));
+    PARROT_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    return count;
+}
+
+template <typename T, int kHeadDim>
+void launch(const SharedPrefixAttentionParams& params, cudaStream_t stream) {
+    constexpr int bytes = shared_bytes<kHeadDim, kStages>();
+    const auto kernel = shared_prefix_attention_kernel<T, kHeadDim, kStages, kBlocksPerSm>;
+    PARROT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<shared_prefix_attention_grid(kHeadDim), kThreads, bytes, stream>>>(params);
+    PARROT_CUDA(cudaGetLastError());
+}
+
+template <typename T>
+void dispatch_head_dim(const SharedPrefixAttentionParams& params, int head_dim, cudaStream_t stream) {
+    if (head_dim == 128) {
+        launch<T, 128>(params, stream);
+    } else {
+        launch<T, 64>(params, stream);
+    }
+}
+
+void check(const SharedPrefixAttentionCall& call) {
+    PARROT_CHECK(call.head_dim == 64 || call.head_dim == 128, "head_dim = " << call.head_dim << ", need 64 or 128");
+    PARROT_CHECK(call.num_kv_heads > 0 && call.num_heads % call.num_kv_heads == 0,
+                 "num_heads = " << call.num_heads << " is not a multiple of num_kv_heads = " << call.num_kv_heads);
+    PARROT_CHECK(call.num_heads / call.num_kv_heads <= kMaxRows,
+                 "num_heads / num_kv_heads = " << call.num_heads / call.num_kv_heads << ", at most " << kMaxRows);
+    PARROT_CHECK(call.num_requests > 0, "num_requests = " << call.num_requests);
+    PARROT_CHECK(call.num_blocks > 0 && call.max_blocks > 0,
+                 "num_blocks = " << call.num_blocks << ", max_blocks = " << call.max_blocks);
+    PARROT_CHECK(std::isfinite(call.softmax_scale), "softmax_scale = " << call.softmax_scale);
+    const struct {
+        const char* name;
+        std::uintptr_t address;
+        int alignment;
+    } buffers[] = {{"query", call.query, 16},
+                   {"key_cache", call.key_cache, 16},
+                   {"value_cache", call.value_cache, 16},
+                   {"output", call.output, 16},
+                   {"block_tables", call.block_tables, 4},
+                   {"entries", call.entries, 16},
+                   {"num_entries", call.num_entries, 4},
+                   {"members", call.members, 4},
+                   {"part_begin", call.part_begin, 4},
+                   {"part_output", call.part_output, 16},
+                   {"part_max_sum", call.part_max_sum, 8},
+                   {"arrivals", call.arrivals, 4},
+                   {"next_work", call.next_work, 4}};
+    for (const auto& buffer : buffers) {
+        PARROT_CHECK(buffer.address != 0, buffer.name << " is null");
+        PARROT_CHECK(buffer.address % buffer.alignment == 0,
+                     buffer.name << " = " << buffer.address << " is not aligned to " << buffer.alignment << " bytes");
+    }
+}
+
+template <typename T>
+T* pointer(std::uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+}  // namespace
+
+int shared_prefix_attention_grid(int head_dim) {
+    PARROT_CHECK(head_dim == 64 || head_dim == 128, "head_dim = " << head_dim << ", need 64 or 128");
+    return num_multiprocessors() * kBlocksPerSm;
+}
+
+void shared_prefix_attention(const SharedPrefixAttentionCall& call) {
+    check(call);
+    SharedPrefixAttentionParams params{};
+    params.query = pointer<const void>(call.query);
+    params.key_cache = pointer<const void>(call.key_cache);
+    params.value_cache = pointer<const void>(call.value_cache);
+    params.output = pointer<void>(call.output);
+    params.block_tables = pointer<const int32_t>(call.block_tables);
+    params.entries = pointer<const int32_t>(call.entries);
+    params.num_entries = pointer<const int32_t>(call.num_entries);
+    params.members = pointer<const int32_t>(call.members);
+    params.part_begin = pointer<const int32_t>(call.part_begin);
+    params.part_output = pointer<float>(call.part_output);
+    params.part_max_sum = pointer<float2>(call.part_max_sum);
+    params.arrivals = pointer<int32_t>(call.arrivals);
+    params.next_work = pointer<int32_t>(call.next_work);
+    params.max_blocks = call.max_blocks;
+    params.num_heads = call.num_heads;
+    params.num_kv_heads = call.num_kv_heads;
+    params.scale_log2 = call.softmax_scale * 1.4426950408889634f;
+    const auto stream = pointer<CUstream_st>(call.stream);
+    if (call.is_bfloat16) {
+        dispatch_head_dim<__nv_bfloat16>(params, call.head_dim, stream);
+    } else {
+        dispatch_head_dim<__half>(params, call.head_dim, stream);
+    }
+}
+
+}  // namespace parrot
