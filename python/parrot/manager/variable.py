@@ -87,7 +87,7 @@ class Variable:
         return bool(self._waiters)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the variable ends; False if ``timeout_s`` passed first (0 polls). Any number may wait."""
+        """Wait until the variable ends; False if ``timeout_s`` passed first (0 polls). Many may wait at once."""
         if not self.pending:
             return True
         if timeout_s is not None and timeout_s <= 0:
