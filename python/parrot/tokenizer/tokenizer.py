@@ -28,7 +28,9 @@ def read_json(path: Path, *, optional: bool = False) -> JsonObject:
     except FileNotFoundError:
         raise ModelFileError(f"{path} is missing; download or convert the model again") from None
     except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path} cannot be read ({error}); download or convert the model again") from None
+        raise ModelFileError(
+            f"{path} cannot be read ({error}); download or convert the model again"
+        ) from None
     if not isinstance(value, dict):
         raise ModelFileError(f"{path} does not hold a JSON object; download or convert the model again")
     return value
@@ -142,5 +144,7 @@ def _eos_ids(
 
 
 def _fingerprint(spec: JsonObject, config: JsonObject, chat_template: str | None) -> str:
-    content = json.dumps([spec, _special_tokens(config), config.get("add_bos_token"), chat_template], sort_keys=True)
+    content = json.dumps(
+        [spec, _special_tokens(config), config.get("add_bos_token"), chat_template], sort_keys=True
+    )
     return hashlib.sha256(content.encode()).hexdigest()[:32]
