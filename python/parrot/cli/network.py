@@ -9,6 +9,7 @@ before the answer of the get (:class:`SharedRoundTrip`).
 from __future__ import annotations
 
 import asyncio
+import json
 
 import httpx
 
@@ -33,14 +34,25 @@ class RoundTrip(httpx.AsyncBaseTransport):
 
 
 class SharedRoundTrip(RoundTrip):
-    """Half of ``rtt_s`` before each submit, half after the answer of each get."""
+    """Half of ``rtt_s`` before each submit, half after the answer of each get. A get that asks again for a
+    variable, because its long poll ended first, does not travel with a submit and pays both halves."""
+
+    def __init__(self, rtt_s: float, inner: httpx.AsyncBaseTransport | None = None) -> None:
+        super().__init__(rtt_s, inner)
+        self._asked: set[str] = set()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send ``request`` over the emulated network."""
-        path = request.url.path
-        if path.endswith("/submit"):
+        is_get = request.url.path.endswith("/get")
+        if not is_get or self._is_repeated(request):
             await asyncio.sleep(self._half_s)
         response = await self._inner.handle_async_request(request)
-        if path.endswith("/get"):
+        if is_get:
             await asyncio.sleep(self._half_s)
         return response
+
+    def _is_repeated(self, request: httpx.Request) -> bool:
+        variable = str(json.loads(request.content)["semantic_var_id"])
+        repeated = variable in self._asked
+        self._asked.add(variable)
+        return repeated
