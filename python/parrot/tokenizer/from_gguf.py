@@ -46,20 +46,19 @@ def tokenizer_files(metadata: Metadata, where: str) -> dict[str, str]:
     tokens = cast("list[str] | None", metadata("tokenizer.ggml.tokens"))
     if not tokens:
         raise ModelFileError(f"{where} has no tokenizer (tokenizer.ggml.tokens); use another file")
+    types = cast("list[int]", metadata("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens))
     kind, pre = metadata("tokenizer.ggml.model"), metadata("tokenizer.ggml.pre") or "default"
     if kind == "gpt2" and pre in _BYTE_LEVEL_SPLITS:
         tokenizer = _byte_level(tokens, cast("list[str]", metadata("tokenizer.ggml.merges") or []), str(pre))
     elif kind == "llama":
         scores = cast("list[float]", metadata("tokenizer.ggml.scores") or [0.0] * len(tokens))
-        tokenizer = _sentencepiece(
-            tokens, scores, adds_space=metadata("tokenizer.ggml.add_space_prefix") is not False
-        )
+        adds_space = metadata("tokenizer.ggml.add_space_prefix") is not False
+        tokenizer = _sentencepiece(tokens, scores, types, adds_space=adds_space)
     else:
         raise ModelFileError(
             f"{where} has a tokenizer of kind {kind!r} with pre-tokenizer {pre!r}, which is not supported; "
             "use the model's Hugging Face directory"
         )
-    types = cast("list[int]", metadata("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens))
     _add_special_tokens(tokenizer, tokens, types)
     config = _config(metadata, tokens, default_add_bos=kind == "llama")
     if config["add_bos_token"]:
@@ -87,13 +86,14 @@ def _byte_level(tokens: Sequence[str], merges: Sequence[str], pre: str) -> token
 
 
 def _sentencepiece(
-    tokens: Sequence[str], scores: Sequence[float], *, adds_space: bool
+    tokens: Sequence[str], scores: Sequence[float], types: Sequence[int], *, adds_space: bool
 ) -> tokenizers.Tokenizer:
     """BPE with merges in the order of the scores of what they make, as SentencePiece applies them."""
     vocab = {token: i for i, token in enumerate(tokens)}
     merges = [
         (-scores[i], vocab[token[:cut]], vocab[token[cut:]], token[:cut], token[cut:])
         for i, token in enumerate(tokens)
+        if types[i] == TokenType.NORMAL
         for cut in range(1, len(token))
         if token[:cut] in vocab and token[cut:] in vocab
     ]
@@ -119,11 +119,12 @@ def _sentencepiece(
 
 
 def _add_special_tokens(tokenizer: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    for token, kind in zip(tokens, types, strict=True):
-        if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif kind == TokenType.USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
+    special = [
+        t for t, kind in zip(tokens, types, strict=True) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)
+    ]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    others = [t for t, kind in zip(tokens, types, strict=True) if kind == TokenType.USER_DEFINED]
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in others])
 
 
 def _config(metadata: Metadata, tokens: Sequence[str], *, default_add_bos: bool) -> dict[str, object]:
