@@ -22,9 +22,7 @@ STEP = (
 
 
 @P.function
-def extend_summary(
-    title: P.SemanticVariable, so_far: P.SemanticVariable, part: P.SemanticVariable
-) -> list[P.Message]:
+def extend_summary(title, so_far, part):
     return [P.system(SYSTEM), P.user(STEP), P.assistant("{{output:summary}}")]
 
 

@@ -22,12 +22,12 @@ COMBINE = "Here are summaries of its parts. Combine them into one short summary.
 
 
 @P.function
-def summarise_part(title: P.SemanticVariable, part: P.SemanticVariable) -> list[P.Message]:
+def summarise_part(title, part):
     return [P.system(SYSTEM), P.user(PART), P.assistant("{{output:summary}}")]
 
 
 @P.function
-def combine(title: P.SemanticVariable, summaries: P.SemanticVariable) -> list[P.Message]:
+def combine(title, summaries):
     return [P.system(SYSTEM), P.user(COMBINE), P.assistant("{{output:summary}}")]
 
 
