@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -23,15 +19,14 @@ import parrot as P
 
 from ..api import EngineView
 from ..config import DEFAULT_MODEL
-from ..errors import SetupError, Unavailable
+from ..errors import SetupError
 from ..models import install_model
 from ..timeline import render_svg
-from .measure import Run, ended_calls, engine_views, measure, to_track
-from .network import RoundTrip, SharedRoundTrip
+from .measure import Run, ended_calls, engine_views, run_parrot, run_twin, start_service, to_track
+from .network import RoundTrip
 from .report import print_calls, print_times
 
 _CHUNK_TOKENS = 237
-_READY_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +53,13 @@ def run_demo(options: DemoOptions) -> None:
         parts = document.split_text(text, DEFAULT_MODEL, options.chunks, _CHUNK_TOKENS)
         # A title of its own for each run, so that neither finds the other's prompts in the cache.
         with _count_calls(progress, url, "Parrot", len(parts) + 1):
-            parrot = _run_parrot(url, example, f"{title} (1)", parts, outputs)
+            parrot = run_parrot(url, lambda: example.with_parrot(f"{title} (1)", parts, outputs))
         with _count_calls(progress, url, "client-orchestrated twin", len(parts) + 1):
-            twin = _run_twin(url, example, f"{title} (2)", parts, outputs, rtt_s)
+            twin = run_twin(
+                url,
+                lambda client: example.with_openai(client, f"{title} (2)", parts, outputs),
+                RoundTrip(rtt_s),
+            )
     console.print(Panel(parrot.texts[-1].strip(), title=f"summary of {title}", title_align="left"))
     print_calls(console, parrot)
     print_times(console, parrot, twin, options.rtt_ms)
@@ -74,10 +73,9 @@ def load_examples() -> tuple[ModuleType, ModuleType]:
     if importlib.util.find_spec("openai") is None:
         raise SetupError("the demo's client-orchestrated twin needs the openai client: pip install openai")
     package = Path(__file__).parents[1]
-    folders = [
-        folder for folder in (package / "examples", package.parents[1] / "examples") if folder.is_dir()
-    ]
-    if not folders:
+    folders = (package / "examples", package.parents[1] / "examples")  # in a wheel, in a clone
+    folder = next((folder for folder in folders if folder.is_dir()), None)
+    if folder is None:
         raise SetupError(f"the examples are missing beside {package}; reinstall parrot-serve")
     sys.path.insert(0, str(folder))
     return importlib.import_module("map_reduce_summary"), importlib.import_module("document")
@@ -89,48 +87,9 @@ def _start_service(progress: Progress, rtt_s: float) -> tuple[str, tuple[EngineV
     install_model(DEFAULT_MODEL, lambda step, done: progress.update(task, completed=done, description=step))
     progress.update(task, completed=1.0, description="model is there", visible=False)
     task = progress.add_task("starting manager and engine", total=None)
-    url = P.connect(transport=SharedRoundTrip(rtt_s)).url
-    deadline = time.monotonic() + _READY_S
-    while httpx.get(url + "/ready", trust_env=False).status_code != 200:
-        if time.monotonic() > deadline:
-            raise Unavailable(
-                f"no engine was ready after {_READY_S:g} s; `parrot doctor` says what is missing"
-            )
-        time.sleep(0.1)
+    url = start_service(rtt_s)
     progress.update(task, visible=False)
     return url, engine_views(url)
-
-
-def _run_parrot(url: str, example: ModuleType, title: str, parts: list[str], outputs: P.Output) -> Run:
-    variables: list[P.SemanticVariable] = []
-
-    def application() -> str:
-        variables.extend(example.with_parrot(title, parts, outputs))
-        return variables[-1].get(perf=P.LATENCY)
-
-    return measure(url, application, lambda: [variable.get() for variable in variables])
-
-
-def _run_twin(
-    url: str, example: ModuleType, title: str, parts: list[str], outputs: P.Output, rtt_s: float
-) -> Run:
-    texts: list[str] = []
-
-    async def run() -> None:
-        from openai import AsyncOpenAI
-
-        # The openai client takes httpx clients whichever HTTP package its own version types them with.
-        http: Any = httpx.AsyncClient(transport=RoundTrip(rtt_s), timeout=600)
-        async with AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="none", http_client=http, max_retries=0
-        ) as client:
-            texts.extend(await example.with_openai(client, title, parts, outputs))
-
-    def application() -> str:
-        asyncio.run(run())
-        return texts[-1]
-
-    return measure(url, application, lambda: texts)
 
 
 @contextmanager

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ..api import CallsReply, CallView, EnginesReply, EngineView
-from ..timeline import Phase, Track
+import parrot as P
 
+from ..api import CallsReply, CallView, EnginesReply, EngineView
+from ..errors import Unavailable
+from ..timeline import Phase, Track
+from .network import SharedRoundTrip
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+_READY_S = 120.0
 _SETTLE_S = 2.0  # a call is listed once its engine says that it left, shortly after its value arrived
 
 
@@ -37,13 +47,47 @@ class Run:
         return max(finished) - min(ready)
 
 
-def measure(url: str, application: Callable[[], str], outputs: Callable[[], list[str]]) -> Run:
-    """Time ``application``, which returns the answer; then ask for all ``outputs``, untimed."""
+def start_service(rtt_s: float) -> str:
+    """The URL of an embedded service with a ready engine; this process's Parrot client reaches it over an
+    emulated network. Raises :class:`SetupError` if it cannot start."""
+    url = P.connect(transport=SharedRoundTrip(rtt_s)).url
+    deadline = time.monotonic() + _READY_S
+    while httpx.get(url + "/ready", trust_env=False).status_code != 200:
+        if time.monotonic() > deadline:
+            raise Unavailable(f"no engine was ready after {_READY_S:g} s; try `parrot doctor`")
+        time.sleep(0.1)
+    return url
+
+
+def run_parrot(url: str, application: Callable[[], list[P.SemanticVariable]]) -> Run:
+    """Time ``application``, whose last variable is the answer; the other outputs are fetched afterwards."""
     begin_us = time.monotonic_ns() // 1000
-    application()
+    variables = application()
+    variables[-1].get(perf=P.LATENCY)
     end_us = time.monotonic_ns() // 1000
-    texts = tuple(outputs())
+    texts = P.gather(*variables)
     return Run(texts, begin_us, end_us, wait_for_calls(url, begin_us, len(texts)))
+
+
+def run_twin(
+    url: str,
+    application: Callable[[AsyncOpenAI], Awaitable[list[str]]],
+    transport: httpx.AsyncBaseTransport,
+) -> Run:
+    """Time ``application``, which returns all outputs, the answer last; its client sends through
+    ``transport``."""
+    from openai import AsyncOpenAI
+
+    async def run() -> tuple[int, list[str], int]:
+        # The openai client takes httpx clients whichever HTTP package its own version types them with.
+        http: Any = httpx.AsyncClient(transport=transport, timeout=600)
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=http) as client:
+            begin_us = time.monotonic_ns() // 1000
+            texts = await application(client)
+            return begin_us, texts, time.monotonic_ns() // 1000
+
+    begin_us, texts, end_us = asyncio.run(run())
+    return Run(tuple(texts), begin_us, end_us, wait_for_calls(url, begin_us, len(texts)))
 
 
 def wait_for_calls(url: str, since_us: int, count: int) -> tuple[CallView, ...]:

