@@ -29,12 +29,14 @@ class CallState(enum.StrEnum):
 @dataclass(eq=False, slots=True)
 class InputBinding:
     """What an input hole reads. ``text`` is there once the value is: after ``chain``, ready to be a prompt's
-    text that can never become a hole or a control token. ``variable`` is None for a constant."""
+    text that can never become a hole or a control token. It reads ``variable``, or ``constant`` if that is
+    None."""
 
     name: str
     variable: Variable | None
     chain: Chain
     first_step: int
+    constant: str | None = None
     text: str | None = None
 
 
@@ -87,6 +89,11 @@ class Step:
     parts: tuple[TextPart | InputPart, ...]
     output: OutputPart
     num_missing: int = 0
+
+    def first_inputs(self) -> tuple[InputBinding, ...]:
+        """The inputs that no earlier step reads, once each."""
+        bindings = [part.binding for part in self.parts if isinstance(part, InputPart)]
+        return tuple(dict.fromkeys(binding for binding in bindings if binding.first_step == self.index))
 
 
 @dataclass(slots=True)

@@ -55,15 +55,15 @@ class Chain:
         if not self._operators:
             return value
         current: Json = value
-        index, op = 0, ""
-        try:
-            for index, (op, operator) in enumerate(self._operators):
+        steps = [*self._operators, ("result", _final_text)]
+        for index, (op, operator) in enumerate(steps):
+            try:
                 current = operator(current, max_bytes)
-            return _final_text(current, max_bytes)
-        except _Mismatch as error:
-            raise TransformFailed(
-                f"{where}: transform {index} ({op}): {error}; the value was {_excerpt(current)}"
-            ) from None
+            except _Mismatch as error:
+                raise TransformFailed(
+                    f"{where}: transform {index} ({op}): {error}; the value was {_excerpt(current)}"
+                ) from None
+        return _text(current)
 
 
 def compile_chain(transforms: Sequence[Transform], *, where: str) -> Chain:
@@ -275,7 +275,7 @@ def _excerpt(value: Json) -> str:
     return repr(text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + "...")
 
 
-def _final_text(value: Json, max_bytes: int) -> str:
+def _final_text(value: Json, max_bytes: int) -> Json:
     text = _dump(value)
     try:
         num_bytes = len(text.encode())

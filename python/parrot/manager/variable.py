@@ -59,6 +59,7 @@ class Variable:
     value: str | None = None
     error: ErrorInfo | None = None
     producer: Call | None = None
+    producer_step: int = 0
     derivation: Derivation | None = None
     num_missing_sources: int = 0
     consumers: list[Consumer] = field(default_factory=list)
@@ -87,7 +88,7 @@ class Variable:
         return bool(self._waiters)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the variable ends; False if ``timeout_s`` passed first (0 polls). Many may wait at once."""
+        """Wait until the variable ends; False if ``timeout_s`` passed first (0 polls). Many may wait."""
         if not self.pending:
             return True
         if timeout_s is not None and timeout_s <= 0:
