@@ -50,6 +50,14 @@ def wait(future: Future[T]) -> T:
         raise
 
 
+async def outcome(future: Future[T]) -> T:
+    """Await a future that others wait for too: being cancelled here leaves it alone."""
+    wrapped = asyncio.wrap_future(future)
+    # asyncio reports an exception that nobody retrieved, which is no news if the waiter has gone.
+    wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(wrapped)
+
+
 def stop() -> None:
     """End the loop: what still runs on it is cancelled. Called once, at interpreter exit."""
     global _loop, _thread

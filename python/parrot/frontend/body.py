@@ -47,6 +47,6 @@ def refuse_typed_result(body: Body, where: str) -> None:
         return
     if hasattr(result, "model_json_schema") or result in (int, float, bool, dict):
         raise UnsupportedParameter(
-            f"{where}: typed outputs (-> {getattr(result, '__name__', '')}) are not supported by this version",
+            f"{where}: a typed output, -> {getattr(result, '__name__', '')}, is not supported yet",
             param="return",
         )

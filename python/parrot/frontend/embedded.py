@@ -6,9 +6,7 @@ its standard input, so it goes even when this process is killed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -18,10 +16,12 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..config import DEFAULT_MODEL
 from ..errors import ModelPackageMissing, ParrotError, ServiceUnreachable, SetupError
+from . import background
 
 START_LIMIT_S = 600.0  # a first start converts the model
 _QUIET_S = 1.0
@@ -48,7 +48,7 @@ def service(model: str = DEFAULT_MODEL) -> EmbeddedService:
 
 def check_installed() -> None:
     """Raise :class:`SetupError` unless PyTorch is there; the import of it is left to the service."""
-    if importlib.util.find_spec("torch") is None:
+    if find_spec("torch") is None:
         raise SetupError(
             "the embedded service needs PyTorch: pip install 'parrot-serve[torch]' "
             "(or name a running service with P.connect(url) or PARROT_URL)"
@@ -66,6 +66,7 @@ class EmbeddedService:
         self._started = time.monotonic()
         self._url: Future[str] = Future()
         self._pid = os.getpid()
+        self._stopped = False
         self.process = self._start(command or _command(model))
         threading.Thread(target=self._watch, name="parrot-embedded", daemon=True).start()
 
@@ -77,7 +78,7 @@ class EmbeddedService:
     async def find_url(self) -> str:
         """The service's URL, once it answers. Raises :class:`SetupError` if it did not start, and
         :class:`ServiceUnreachable` if it ended since; both name the log."""
-        url = await asyncio.shield(asyncio.wrap_future(self._url))
+        url = await background.outcome(self._url)
         if self.ended:
             raise ServiceUnreachable(
                 f"the embedded service ended with exit code {self.process.returncode}; "
@@ -90,6 +91,7 @@ class EmbeddedService:
         if self._pid != os.getpid():
             return
         failed = self._url.done() and self._url.exception() is not None
+        self._stopped = True
         self.detach()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_EXIT_S)
@@ -128,6 +130,8 @@ class EmbeddedService:
         progress.end(time.monotonic() - self._started)
 
     def _check_alive(self) -> None:
+        if self._stopped:
+            raise ServiceUnreachable("the embedded service was stopped while it started")
         if self.process.poll() is not None:
             raise self._failure()
         if time.monotonic() - self._started > START_LIMIT_S:

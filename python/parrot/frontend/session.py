@@ -34,6 +34,7 @@ from .variable import SemanticVariable
 FLUSH_S = 0.002
 _POLL_S = 20.0  # one long poll; several make up a long get
 _CROWDED_POLL_S = 1.0  # when more gets wait than the client keeps connections for
+_LAST_SUBMIT_S = 0.5  # how long the end of a session waits for a submit that is under way
 _GRACE_S = 1.0  # what the network may add to a get's timeout
 
 
@@ -53,6 +54,7 @@ class Session:
         self._pending: Submission | None = None
         self._num_holds = 0
         self._held: list[Submission] = []
+        self._deliveries: set[Future[None]] = set()
         self._created = False
         self._closed = False
 
@@ -83,14 +85,14 @@ class Session:
         *,
         eager: bool,
     ) -> list[Future[str]]:
-        """Label all variables in the submit that is about to go, then wait for each. Without ``eager`` the
+        """Label those that the next submit carries (for others the get does it), then wait for each. Without ``eager`` the
         submit keeps its 2 ms, so that gets started together share it."""
         with self._lock:
             for variable in variables:
                 if variable.submission is None:
                     self._declare(variable, self._open())
             if self._pending is not None and perf is not None:
-                self._pending.labels.update((variable.id, perf) for variable in variables)
+                self._pending.label([v.id for v in variables if v.submission is self._pending], perf)
             if eager or self._num_holds:
                 self._flush()
         return [background.run(self._get(variable, perf, timeout)) for variable in variables]
@@ -174,7 +176,9 @@ class Session:
             return
         if self._num_holds or held:
             self._held.append(pending)
-        background.run(self._deliver(pending))
+        delivery = background.run(self._deliver(pending))
+        self._deliveries.add(delivery)
+        delivery.add_done_callback(self._deliveries.discard)
 
     # --- on the loop ---------------------------------------------------------------------------------------
 
@@ -246,7 +250,7 @@ class Session:
         if submission is None:
             return
         try:
-            await asyncio.shield(asyncio.wrap_future(submission.sent))
+            await background.outcome(submission.sent)
         except ParrotError as error:
             info = submission.error_for(variable.producer, error)
             variable.settle(info)
@@ -262,9 +266,14 @@ class Session:
         await self._client.send("POST", path, body)
 
     async def _delete(self) -> None:
-        async with self._order:
-            if self._created:
-                await self._client.send("DELETE", f"/v1/session/{self.id}")
+        try:
+            async with asyncio.timeout(_LAST_SUBMIT_S), self._order:
+                pass
+        except TimeoutError:
+            for delivery in list(self._deliveries):
+                delivery.cancel()
+        if self._created:
+            await self._client.send("DELETE", f"/v1/session/{self.id}")
 
 
 class Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -42,6 +43,10 @@ class Submission:
         self.calls.append(body)
         self.num_chars += len(body.prompt or "") + sum(len(m.content) for m in body.messages or ())
         self.num_chars += sum(len(p.value or "") for p in body.placeholders)
+
+    def label(self, variable_ids: Iterable[str], perf: Perf) -> None:
+        """Label variables declared here."""
+        self.labels.update((variable_id, perf) for variable_id in variable_ids)
 
     def read(self, earlier: Submission) -> None:
         """Note that a variable of an earlier submit is read here."""
