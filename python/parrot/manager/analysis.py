@@ -29,7 +29,8 @@ def deduce(graph: Graph) -> list[Call]:
     """Bring objective, task group and depth of the unfinished calls up to date with the labels.
 
     Returns the calls of which one of these changed. Costs nothing while ``graph.is_stale`` is False, else
-    time linear in the cones. Calls outside every cone keep what they have, at first THROUGHPUT.
+    time linear in the session's live calls: call it once for labels that arrive together. Calls outside every
+    cone keep what they have, at first THROUGHPUT.
     """
     if not graph.is_stale:
         return []
@@ -144,25 +145,32 @@ class _Levels:
         self._latency: set[Call] = set()
         self._group: dict[Call, int] = {}
         self._taken_groups: set[int] = set()
-        self._latency_readers: dict[Node, frozenset[Call]] = {}
+        self._latency_readers: dict[Variable, frozenset[Call]] = {}
 
     def classify(self) -> list[Call]:
         """Set the calls' objectives; returns those that changed."""
-        levels: dict[int, list[Unit]] = defaultdict(list)
+        units: dict[int, list[Unit]] = defaultdict(list)
+        variables: dict[int, list[Variable]] = defaultdict(list)
         depths: dict[Call, int] = {}
-        for unit, depth in self._cone.unit_depths():
-            levels[depth].append(unit)
-            depths[unit[0]] = max(depth, depths.get(unit[0], 0))
-        for depth in sorted(levels):
-            self._classify_level(sorted(levels[depth], key=lambda unit: (unit[0].call_id, unit[1])))
-        changed = []
-        for call, depth in depths.items():
-            is_latency = call in self._latency
-            objective: Criteria = "LATENCY" if is_latency else "THROUGHPUT"
-            group = None if is_latency else self._group.get(call)
-            if not call.ended and self._graph.set_objective(call, objective, task_group=group, depth=depth):
-                changed.append(call)
-        return changed
+        for node, depth in self._cone.depth.items():
+            if isinstance(node, Variable):
+                variables[depth].append(node)
+                continue
+            units[depth].append(node)
+            call, index = node
+            if index >= call.next_step:
+                depths[call] = max(depth, depths.get(call, 0))
+        for depth in sorted(units):
+            for variable in variables[depth]:
+                self._latency_readers[variable] = self._count_readers(variable)
+            self._classify_level(sorted(units[depth], key=lambda unit: (unit[0].call_id, unit[1])))
+        return [call for call, depth in depths.items() if not call.ended and self._update(call, depth)]
+
+    def _update(self, call: Call, depth: int) -> bool:
+        if call in self._latency:
+            return self._graph.set_objective(call, "LATENCY", depth=depth)
+        group = self._group.get(call)
+        return self._graph.set_objective(call, "THROUGHPUT", task_group=group, depth=depth)
 
     def _classify_level(self, units: list[Unit]) -> None:
         open_units = []
@@ -172,7 +180,7 @@ class _Levels:
             else:
                 open_units.append(unit)
         if len(open_units) > 1:
-            shared = [unit for unit in open_units if len(self._readers_of(unit)) > 1]
+            shared = [unit for unit in open_units if len(self._count_readers(unit)) > 1]
             alone = {group[0] for group in self._components(shared) if len(group) == 1}
             self._latency.update(call for call, _ in alone)
             open_units = [unit for unit in open_units if unit not in alone]
@@ -188,23 +196,17 @@ class _Levels:
         labelled = self._cone.labelled
         return unit in labelled or call.steps[index].output.binding.variable in labelled
 
-    def _readers_of(self, node: Node) -> frozenset[Call]:
+    def _count_readers(self, node: Node) -> frozenset[Call]:
         """Up to two of the latency-sensitive calls that read a node, through derived variables too."""
-        known = self._latency_readers.get(node)
-        if known is not None:
-            return known
         found: set[Call] = set()
-        stack = list(self._cone.readers.get(node, ()))
-        while stack and len(found) < 2:
-            reader = stack.pop()
-            if isinstance(reader, tuple):
-                found |= {reader[0]} & self._latency
-            elif reader in self._latency_readers:
+        for reader in self._cone.readers.get(node, ()):
+            if isinstance(reader, Variable):
                 found |= self._latency_readers[reader]
-            else:
-                found |= self._readers_of(reader)
-        self._latency_readers[node] = frozenset(found)
-        return self._latency_readers[node]
+            elif reader[0] in self._latency:
+                found.add(reader[0])
+            if len(found) > 1:
+                break
+        return frozenset(found)
 
     def _components(self, units: list[Unit]) -> list[list[Unit]]:
         """Units of one level by common consumers, transitively; in order of their first members."""

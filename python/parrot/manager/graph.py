@@ -167,11 +167,6 @@ class Graph:
             raise VariableNotFound(f"no variable {var_id!r} in session {self.session_id}", param=var_id)
         return variable
 
-    @property
-    def has_waiters(self) -> bool:
-        """Whether a getter waits for one of the variables."""
-        return any(variable.has_waiters for variable in self.variables.values())
-
     # --- primitives of the paper (figure 8) ---
 
     def get_producer(self, var_id: str) -> Call | None:

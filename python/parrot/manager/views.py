@@ -52,7 +52,7 @@ def variable_view(variable: Variable) -> VariableView:
     )
 
 
-def graph_reply(graph: Graph) -> GraphReply:
+def graph_view(graph: Graph) -> GraphReply:
     """All calls and variables of a session, in submit order."""
     return GraphReply(
         session_id=graph.session_id,
