@@ -7,8 +7,6 @@ from bisect import insort
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-import numpy as np
-
 from .._core import ContextTree
 from ..errors import PromptTooLong
 from ..wire import CallId, Ids
@@ -59,6 +57,7 @@ class WaitingQueue:
     def __init__(self, tree: ContextTree) -> None:
         self._tree = tree
         self._calls: list[EngineCall] = []
+        self._no_room: tuple[CallId, int] | None = None  # the call last found not to fit, and its room then
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -117,16 +116,23 @@ class WaitingQueue:
             the same of active calls   what they have not taken yet (``promised``)
             one block per active call  watermark: each may need a next one soon
         """
+        ids = call.ids.view()
+        max_prefix = max(0, len(ids) - 1)
+        cached = self._tree.pending_prefix(call.domain, ids[:max_prefix])
+        promised = sum(num_blocks_for(len(c.ids)) - num_blocks_for(c.num_computed) for c in active)
+        wanted = num_blocks_for(len(ids)) - cached // BLOCK_SIZE + promised + len(active)
+        room = self._num_available() - wanted
+        if active and (room < 0 or self._no_room == (call.call_id, room)):
+            return None
         if call.has_context:  # preempted: what it left in the cache is found by content
             self._tree.free(call.context_id)
-            call.has_context = False
-        ids = np.ascontiguousarray(call.ids.view())
-        prefix_len = self._tree.open(call.context_id, call.domain, ids, max(0, len(ids) - 1))
-        fresh = num_blocks_for(len(ids)) - prefix_len // BLOCK_SIZE
-        promised = sum(num_blocks_for(len(c.ids)) - num_blocks_for(c.num_computed) for c in active)
-        available = self._tree.num_free_blocks + self._tree.num_evictable_blocks
-        if active and fresh + promised + len(active) > available:
-            self._tree.free(call.context_id)
-            return None
+        prefix_len = self._tree.open(call.context_id, call.domain, ids, max_prefix)
         call.has_context = True
+        if active and wanted > self._num_available():  # the prefix itself is no longer evictable
+            self._tree.release(call.context_id)
+            self._no_room = (call.call_id, room)
+            return None
         return prefix_len
+
+    def _num_available(self) -> int:
+        return self._tree.num_free_blocks + self._tree.num_evictable_blocks
