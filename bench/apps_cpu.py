@@ -3,8 +3,8 @@
 SmolLM2 in float32, greedy, fixed output lengths. Both clients are 250 ms away: the twin pays the round trip
 on every request, Parrot once. The prefix cache is on for both. Each timed run has a document title of its own
 near the head of every prompt, so that all it finds of earlier runs are the few tokens before it; within a run
-both sides share what their prompts share. Afterwards each side repeats the other's run, untimed, for the texts
-to be compared.
+both sides share what their prompts share. Afterwards each side repeats the other's run, untimed, so that the
+texts can be compared.
 """
 
 from __future__ import annotations
