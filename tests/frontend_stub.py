@@ -11,7 +11,7 @@ import httpx
 
 import parrot as P
 from parrot.api import CallBody, CancelBody, GetBody, SetBody, SubmitBody, SubmitReply, SubmittedCall
-from parrot.errors import Cancelled, ParrotError, SessionNotFound
+from parrot.errors import Cancelled, DuplicateRequest, ParrotError, SessionNotFound
 
 
 class StubService:
@@ -77,11 +77,13 @@ class StubService:
         return httpx.Response(200, json={})
 
     def _submit(self, body: SubmitBody) -> httpx.Response:
-        if self.refusal is not None:
-            raise self.refusal
+        if body.create_session and body.session_id in self.sessions:
+            raise DuplicateRequest(f"session {body.session_id} exists")
         if not body.create_session and body.session_id not in self.sessions:
             raise SessionNotFound(f"no session {body.session_id}")
         self.sessions.add(body.session_id)
+        if self.refusal is not None:
+            raise self.refusal
         self.submits.append(body)
         self._ends.update((v.semantic_var_id, v.value) for v in body.variables if v.value is not None)
         replies = []

@@ -69,9 +69,9 @@ def test_the_published_program_runs_as_written(service: StubService) -> None:
 
 def test_a_docstring_loses_its_indentation(service: StubService) -> None:
     two_outputs("x").answer.get()
-    assert service.calls[0].prompt == (
-        "Think about {{input:question}}: {{output:thought}}\nAnswer, given {{input:thought}}: {{output:answer}}"
-    )
+    first, second = (service.calls[0].prompt or "").splitlines()
+    assert first == "Think about {{input:question}}: {{output:thought}}"
+    assert second == "Answer, given {{input:thought}}: {{output:answer}}"
 
 
 def test_several_outputs_are_attributes_in_order(service: StubService) -> None:
@@ -153,6 +153,10 @@ def test_a_body_may_return_messages(service: StubService) -> None:
         (
             lambda: [P.user("{{input:q}}"), P.assistant("{{output:q}}")],
             "message 2 .* read before it is produced",
+        ),
+        (
+            lambda: [P.user("{{output:a}}")],
+            "message 1 .user., line 1: output 'a' belongs in an assistant message",
         ),
         (lambda: [P.assistant("{{output:a}}"), P.assistant("{{output:a}}")], "'a' is produced twice"),
     ],

@@ -16,6 +16,8 @@ from parrot.errors import (
     EngineLost,
     GetTimeout,
     InvalidRequest,
+    PromptTooLong,
+    Unavailable,
     UnsupportedParameter,
 )
 from parrot.frontend import background
@@ -83,6 +85,18 @@ def test_an_error_keeps_its_type_and_is_remembered(service: StubService) -> None
             steps.get()
     assert steps.done()
     assert len(service.gets) == 1
+
+
+def test_a_final_error_ends_the_variable_and_a_passing_one_does_not(service: StubService) -> None:
+    service.held.add("plan")
+    steps = plan("x")
+    background.run(service.finish(steps.id, Unavailable("no engine is ready"))).result(5)
+    with pytest.raises(Unavailable):
+        steps.done()
+    background.run(service.finish(steps.id, PromptTooLong("9000 tokens"))).result(5)
+    assert steps.done()
+    with pytest.raises(PromptTooLong):
+        steps.get()
 
 
 def test_an_empty_value_is_a_value(service: StubService) -> None:

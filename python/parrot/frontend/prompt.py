@@ -118,7 +118,13 @@ def chat_prompt(messages: Sequence[object], where: str) -> Prompt:
                 "not P.system(...), P.user(...) or P.assistant(...)"
             )
         place = f"{where}, message {index + 1} ({message.role})"
-        holes += [(place, hole) for hole in _holes(message.content, place)]
+        for hole in _holes(message.content, place):
+            if hole.kind == "output" and message.role != "assistant":
+                raise TemplateError(
+                    f"{place}, line {hole.line}: output {hole.name!r} belongs in an assistant message",
+                    param=hole.name,
+                )
+            holes.append((place, hole))
         checked.append(message)
     return Prompt(None, tuple(checked), *_bind_names(holes, where))
 

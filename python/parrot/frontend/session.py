@@ -17,7 +17,6 @@ from concurrent.futures import Future
 
 from ..api import CallBody, CancelBody, GetBody, GetReply, SetBody, SubmitReply
 from ..errors import (
-    ExecutionError,
     GetTimeout,
     InvalidRequest,
     ParrotError,
@@ -29,7 +28,7 @@ from . import background
 from .client import Client
 from .options import Perf
 from .submission import Submission
-from .variable import SemanticVariable
+from .variable import TRANSIENT, SemanticVariable
 
 FLUSH_S = 0.002
 _POLL_S = 20.0  # one long poll; several make up a long get
@@ -85,8 +84,9 @@ class Session:
         *,
         eager: bool,
     ) -> list[Future[str]]:
-        """Label those that the next submit carries (for others the get does it), then wait for each. Without ``eager`` the
-        submit keeps its 2 ms, so that gets started together share it."""
+        """Label those that the next submit carries (for others the get does it), then wait for each.
+
+        Without ``eager`` the submit keeps its 2 ms, so that gets started together share it."""
         with self._lock:
             for variable in variables:
                 if variable.submission is None:
@@ -209,6 +209,10 @@ class Session:
                 raise
             self.id = _new_id()
             await self._client.post("/v1/submit", submission.body(self.id, True), SubmitReply)
+        except ParrotError:
+            if not self._created:
+                self.id = _new_id()  # the old one may exist at the service, without anything that we know of
+            raise
         self._created = True
 
     async def _get(self, variable: SemanticVariable, perf: Perf | None, timeout: float | None) -> str:
@@ -221,8 +225,9 @@ class Session:
                 f"variable {variable.id} ({variable.origin}) has no value after {timeout} s; "
                 "it is still pending and may be asked for again"
             ) from None
-        except ExecutionError as error:
-            variable.settle(error.to_info())
+        except ParrotError as error:
+            if not isinstance(error, TRANSIENT):
+                variable.settle(error.to_info())
             raise
         variable.settle(value)
         return value

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, NoReturn
 from pydantic import ValidationError
 
 from ..api import Item, Join, JsonPath, Regex, SourceBody, Split, Strip, Template, Transform, VariableBody
-from ..errors import DoubleProducer, ErrorInfo, ExecutionError, GetTimeout, ParrotError, error_from_info
+from ..errors import (
+    DoubleProducer,
+    ErrorInfo,
+    GetTimeout,
+    Overloaded,
+    ParrotError,
+    ServiceUnreachable,
+    Unavailable,
+    error_from_info,
+)
 from . import background
 from .options import Perf, invalid, to_perf
 
@@ -21,6 +30,12 @@ if TYPE_CHECKING:
     from .session import Session
     from .submission import Submission
 
+TRANSIENT = (
+    ServiceUnreachable,
+    GetTimeout,
+    Overloaded,
+    Unavailable,
+)  # say nothing about how a variable ended
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}\Z")
 
 
@@ -84,12 +99,9 @@ class SemanticVariable:
             background.wait(self._start_get(None, 0.0, eager=True))
         except GetTimeout:
             return False
-        except ExecutionError:
-            return True
-        except ParrotError:
-            if self._error is None:
+        except ParrotError as error:
+            if isinstance(error, TRANSIENT) and self._error is None:
                 raise
-            return True
         return True
 
     def set(self, value: str) -> None:
