@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,9 +24,11 @@ from ..errors import (
     Unavailable,
     error_from_info,
 )
+from .disconnect import ClientLeft
 
 log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1
+_CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 
 
 def error_responses(*classes: type[ParrotError]) -> dict[int | str, dict[str, Any]]:
@@ -80,6 +82,9 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         return _http_exception_response(error)
 
+    async def on_client_left(_: Request, __: Exception) -> Response:
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
     async def on_bug(request: Request, error: Exception) -> JSONResponse:
         log.error("bug while answering %s %s", request.method, request.url.path, exc_info=error)
         return error_response(InternalError(f"{type(error).__name__} in the service; its log has the trace"))
@@ -87,6 +92,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ParrotError, on_parrot_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(ClientLeft, on_client_left)
     app.add_exception_handler(Exception, on_bug)
 
 

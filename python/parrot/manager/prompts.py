@@ -17,6 +17,7 @@ from ..tokenizer import EncodedPrompt, Piece, PromptEncoder, Tokenizer, render_c
 from .call import Call, InputPart, OutputPart, Part, Role, Step
 
 BLOCK_SIZE = 16
+BOUNDARY_GRID = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,16 @@ class PromptBuilder:
             for offset, step in enumerate(pieces)
         ]
 
+    def from_ids(self, token_ids: Sequence[int]) -> EncodedPrompt:
+        """A prompt that is ids already. Raises :class:`InvalidRequest` for one outside the vocabulary."""
+        vocab_size = self._tokenizer.vocab_size
+        wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest(f"token {wrong} is outside [0, {vocab_size})", param="prompt")
+        ids = np.array(token_ids, dtype=np.int32)
+        grid = np.arange(BOUNDARY_GRID, len(ids) + 1, BOUNDARY_GRID, dtype=np.int32)
+        return EncodedPrompt(ids, np.union1d(grid, np.array([len(ids)], dtype=np.int32)))
+
     def chat_pieces(self, messages: Iterable[tuple[Role, str]]) -> list[Piece]:
         """A chat that the assistant is to continue; the contents are literal text."""
         contents = list(messages)
@@ -115,8 +126,8 @@ class PromptBuilder:
         least = num_chars // self._longest_token_bytes
         if least > limits.max_model_len:
             raise PromptTooLong(
-                f"a prompt of {num_chars} characters is at least {least} tokens and exceeds the model's context "
-                f"of {limits.max_model_len}",
+                f"a prompt of {num_chars} characters is at least {least} tokens and exceeds the model's "
+                f"context of {limits.max_model_len}",
                 param="prompt",
             )
 

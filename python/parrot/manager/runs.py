@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .. import wire
+from .application import Application
 from .call import Call, Step
 from .engines import Engine
 from .prompts import RunPrompt
@@ -19,14 +20,14 @@ class Run:
     run_id: wire.CallId
     context_id: wire.ContextId
     call: Call
-    app_arrival_us: int
+    application: Application
     prompt: RunPrompt
     steps: tuple[Step, ...] = ()  # set at dispatch
     engine: Engine | None = None
     generates: dict[int, Step] = field(default_factory=dict)  # by index of the verb
     cached_tokens: int = 0
 
-    def dispatch(self, steps: Sequence[Step], parent: wire.ContextId, *, stream: bool) -> wire.Dispatch:
+    def dispatch(self, steps: Sequence[Step], parent: wire.ContextId) -> wire.Dispatch:
         """All verbs of these steps as one frame. ``parent`` is where the engine may find the prefix."""
         self.steps = tuple(steps)
         verbs: list[wire.Verb] = []
@@ -38,10 +39,10 @@ class Run:
         return wire.Dispatch(
             call_id=self.run_id,
             domain=self.call.domain,
-            app_arrival_us=self.app_arrival_us,
+            app_arrival_us=self.application.arrival_us,
             objective=self.call.objective,
             verbs=tuple(verbs),
-            stream=stream,
+            stream=self.application.single is not None and self.application.single.stream,
         )
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import secrets
 
-
 from .._core import Placement, Scheduler
 from ..config import SchedulerConfig
 from ..wire import CallId, ContextId
-from .call import Call
 from .clock import now_us
 from .engines import Engine
 from .runs import Run, num_new_tokens
@@ -47,30 +45,30 @@ class SchedulerBridge:
         """The engine is gone; returns the runs that it had."""
         return [CallId(run_id) for run_id in self._scheduler.remove_engine(engine.engine_id)]
 
-    def submit(self, run: Run, app_id: int, num_steps: int) -> None:
+    def submit(self, run: Run, num_steps: int) -> None:
         """Queue a run of the next ``num_steps`` steps of its call."""
         call = run.call
         steps = call.steps[call.next_step : call.next_step + num_steps]
         self._scheduler.submit(
             run.run_id,
-            app_id=app_id,
-            app_arrival_us=run.app_arrival_us,
+            app_id=run.application.number,
+            app_arrival_us=run.application.arrival_us,
             now_us=now_us(),
             domain=call.domain,
             latency=call.objective == "LATENCY",
-            group_id=_group_id(call, app_id),
+            group_id=_group_id(run),
             depth=call.depth or 0,
             token_ids=run.prompt.first,
             boundaries=run.prompt.boundaries,
             max_new_tokens=num_new_tokens(steps) + sum(map(len, run.prompt.later)),
         )
 
-    def update_objective(self, run: Run, app_id: int) -> None:
+    def update_objective(self, run: Run) -> None:
         """The call's label changed."""
         self._scheduler.set_objective(
             run.run_id,
             latency=run.call.objective == "LATENCY",
-            group_id=_group_id(run.call, app_id),
+            group_id=_group_id(run),
             depth=run.call.depth or 0,
         )
 
@@ -104,7 +102,6 @@ class SchedulerBridge:
         return self._scheduler.engine_load(engine.engine_id)[0] == engine.num_dispatched
 
 
-def _group_id(call: Call, app_id: int) -> int:
-    return -1 if call.task_group is None else app_id * _GROUPS_PER_APP + call.task_group
-
-
+def _group_id(run: Run) -> int:
+    group = run.call.task_group
+    return -1 if group is None else run.application.number * _GROUPS_PER_APP + group

@@ -25,6 +25,7 @@ from ..tokenizer import Tokenizer
 from .app import create_app
 from .engines import EngineRegistry
 from .executor import Executor
+from .service import Service
 from .supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def run_manager(
     """
     with contextlib.closing(bind_listener(config.host, config.port)) as listener:
         tokenizer = Tokenizer.load(resolve_model(config.model))
-        uvloop.run(_Service(config, engines, tokenizer, listener).run(parent_pipe))
+        uvloop.run(_Manager(config, engines, tokenizer, listener).run(parent_pipe))
 
 
 class _Server(uvicorn.Server):
@@ -84,7 +85,7 @@ class _Server(uvicorn.Server):
             self._on_started()
 
 
-class _Service:
+class _Manager:
     def __init__(
         self,
         config: ManagerConfig,
@@ -102,15 +103,17 @@ class _Service:
         registry = EngineRegistry(self._config)
         supervisor = Supervisor(self._engine_configs, registry.address)
         self._executor = Executor(self._config, self._tokenizer, registry)
+        self._service = Service(self._executor)
         registry.start(self._executor)
+        self._service.start()
         supervisor.start()
-        app = create_app(self._executor, registry, supervisor)
+        app = create_app(self._service, registry, supervisor)
         self._server = self._http_server(app, registry.address)
         self._watch_signals(parent_pipe)
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
-            self._executor.close()
+            self._service.close()
             await supervisor.close()
             await registry.close()
             if self._config.ready_file is not None:
@@ -155,7 +158,7 @@ class _Service:
         try:
             await self._executor.drain(grace_s)
         finally:
-            self._executor.abandon()
+            self._service.close()
             self._server.should_exit = True
 
 
