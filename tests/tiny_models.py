@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import (
-    AddedToken,
     Tokenizer,
     decoders,
     models,

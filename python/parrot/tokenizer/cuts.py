@@ -56,7 +56,7 @@ def _split_pretokens(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[I
         num_unstable += 1
         cut = offsets[index][0]
         joins = tokenizer.layout.composes and _may_compose(text[cut])
-        if num_unstable >= UNSTABLE_PRETOKENS and not joins:
+        if num_unstable >= UNSTABLE_PRETOKENS and cut > 0 and not joins:
             return np.array(encoding.ids[:index], dtype=np.int32), text[cut:]
     return NO_IDS, text
 

@@ -107,6 +107,11 @@ class PromptEncoder:
         parts.append(encode_run(self._tokenizer, state.carry, self._takes_space(state)))
         return self._finish(np.concatenate(parts), ends, continues)
 
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that the remembered pieces take, about."""
+        return self._steps.used_bytes
+
     def _finish(self, ids: Ids, ends: list[int], continues: bool) -> EncodedPrompt:
         """Put exactly one BOS in front and turn ends of final ids into boundaries."""
         bos = self._tokenizer.bos_id
@@ -209,7 +214,7 @@ class _StepCache:
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
-        self._used_bytes = 0
+        self.used_bytes = 0
         self._lock = threading.Lock()
         self._steps: OrderedDict[tuple[_State, Piece], _Step] = OrderedDict()
 
@@ -225,10 +230,10 @@ class _StepCache:
             if key in self._steps:
                 return
             self._steps[key] = step
-            self._used_bytes += _size(key, step)
-            while self._used_bytes > self._capacity_bytes:
+            self.used_bytes += _size(key, step)
+            while self.used_bytes > self._capacity_bytes:
                 old_key, old_step = self._steps.popitem(last=False)
-                self._used_bytes -= _size(old_key, old_step)
+                self.used_bytes -= _size(old_key, old_step)
 
 
 def _size(key: tuple[_State, Piece], step: _Step) -> int:
