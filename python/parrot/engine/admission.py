@@ -91,6 +91,7 @@ class WaitingQueue:
             prefix_len = self._open(call, active)
             if prefix_len is None:
                 break
+            call.num_computed = prefix_len
             active.append(call)
             admitted.append((call, prefix_len))
             max_tokens -= len(call.ids) - prefix_len
@@ -100,7 +101,7 @@ class WaitingQueue:
 
     def _is_being_computed(self, call: EngineCall, active: Sequence[EngineCall]) -> bool:
         """Another call is about to compute at least HOLD_TOKENS of this prompt that are not cached yet."""
-        ids = call.ids.view(0, len(call.ids) - 1)
+        ids = call.ids.view()[:-1]
         sharers = [c for c in active if c.domain == call.domain and c.num_remaining >= HOLD_TOKENS]
         if len(ids) < HOLD_TOKENS or not sharers:
             return False
@@ -112,7 +113,7 @@ class WaitingQueue:
 
         Half-open token ranges, and who pays for their blocks:
             [0, prefix)                shared with the cache, held from now on, freed by whoever is last
-            [prefix, len(ids))         this call's own (``fresh``), taken step by step
+            [prefix, len(ids))         this call's own, taken step by step
             the same of active calls   what they have not taken yet (``promised``)
             one block per active call  watermark: each may need a next one soon
         """
