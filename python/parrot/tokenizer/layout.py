@@ -92,8 +92,9 @@ def literal_backends(
     stripping = {t["content"] for t in changed.get("added_tokens") or [] if t["special"] and t["rstrip"]}
     layout = _layout(changed, control, frozenset(stripping), has_text_tokens)
     literal = _literal(changed)
-    middle = _literal(_without_prefix_space(changed))
-    return layout, literal, middle
+    if layout.prefix_space is PrefixSpace.NEVER:
+        return layout, literal, literal
+    return layout, literal, _literal(_without_prefix_space(changed))
 
 
 def _looks_like_control(content: str, chat_template: str) -> bool:

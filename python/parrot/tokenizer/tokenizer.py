@@ -67,7 +67,7 @@ class Tokenizer:
         spec = read_json(path)
         config = read_json(directory / "tokenizer_config.json", optional=True)
         try:
-            backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+            backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the binding raises bare Exception
             raise ModelFileError(f"{path} is not a tokenizer ({error}); download it again") from None
         backend.no_truncation()
