@@ -116,7 +116,7 @@ def time_graph(launches: list[Any], repeats: int) -> float:
     return statistics.median(times)
 
 
-def measure(row: Row, dtype: torch.dtype, repeats: int, *, share: bool = True) -> dict[str, Any]:
+def measure(row: Row, dtype: torch.dtype, repeats: int, **options: Any) -> dict[str, Any]:
     """Time, error and floor of one row."""
     problem = Problem(row, dtype)
     n, blocks = problem.block_tables.shape
@@ -131,7 +131,7 @@ def measure(row: Row, dtype: torch.dtype, repeats: int, *, share: bool = True) -
     plan_us = []
     for _ in range(20):
         start = time.perf_counter()
-        kernel.plan(problem.block_tables, problem.seq_lens, share=share)
+        kernel.plan(problem.block_tables, problem.seq_lens, **options)
         plan_us.append(1e6 * (time.perf_counter() - start))
     scale = 128**-0.5
 

@@ -9,23 +9,72 @@
 namespace parrot {
 namespace {
 
-constexpr int kStages = 2;
-constexpr int kBlocksPerSm = 3;
+struct Device {
+    int num_multiprocessors = 0;
+    int shared_bytes_per_block = 0;  // opt-in maximum
+    int major = 0;
+};
 
-int num_multiprocessors() {
-    int device = 0, count = 0;
+Device current_device() {
+    int device = 0;
+    Device result;
     PARROT_CUDA(cudaGetDevice(&device));
-    PARROT_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-    return count;
+    PARROT_CUDA(cudaDeviceGetAttribute(&result.num_multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    PARROT_CUDA(
+        cudaDeviceGetAttribute(&result.shared_bytes_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    PARROT_CUDA(cudaDeviceGetAttribute(&result.major, cudaDevAttrComputeCapabilityMajor, device));
+    return result;
+}
+
+// Three stages where two such blocks fit a multiprocessor (Hopper and later data-centre parts), else two.
+template <int kHeadDim>
+bool has_three_stages(const Device& device) {
+    return device.shared_bytes_per_block >= 2 * shared_bytes<kHeadDim, 3>() - 4096;
+}
+
+template <typename T, int kHeadDim, int kStages>
+int blocks_per_multiprocessor() {
+    constexpr int bytes = shared_bytes<kHeadDim, kStages>();
+    const auto kernel = shared_prefix_attention_kernel<T, kHeadDim, kStages>;
+    PARROT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int blocks = 0;
+    PARROT_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, bytes));
+    return blocks;
+}
+
+template <int kHeadDim>
+int grid_size(const Device& device) {
+    const int blocks = has_three_stages<kHeadDim>(device) ? blocks_per_multiprocessor<__half, kHeadDim, 3>()
+                                                          : blocks_per_multiprocessor<__half, kHeadDim, 2>();
+    return blocks * device.num_multiprocessors;
+}
+
+template <typename T, int kHeadDim, int kStages>
+void launch_attention(const SharedPrefixAttentionParams& params, const Device& device, cudaStream_t stream) {
+    const int grid = blocks_per_multiprocessor<T, kHeadDim, kStages>() * device.num_multiprocessors;
+    shared_prefix_attention_kernel<T, kHeadDim, kStages>
+        <<<grid, kThreads, shared_bytes<kHeadDim, kStages>(), stream>>>(params);
+    PARROT_CUDA(cudaGetLastError());
 }
 
 template <typename T, int kHeadDim>
 void launch(const SharedPrefixAttentionParams& params, cudaStream_t stream) {
-    constexpr int bytes = shared_bytes<kHeadDim, kStages>();
-    const auto kernel = shared_prefix_attention_kernel<T, kHeadDim, kStages, kBlocksPerSm>;
-    PARROT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<shared_prefix_attention_grid(kHeadDim), kThreads, bytes, stream>>>(params);
-    PARROT_CUDA(cudaGetLastError());
+    const Device device = current_device();
+    if (has_three_stages<kHeadDim>(device)) {
+        launch_attention<T, kHeadDim, 3>(params, device, stream);
+    } else {
+        launch_attention<T, kHeadDim, 2>(params, device, stream);
+    }
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(params.num_requests * params.num_heads);
+    config.blockDim = dim3(kThreads);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = device.major >= 9 ? 1 : 0;
+    PARROT_CUDA(cudaLaunchKernelEx(&config, merge_parts_kernel<T, kHeadDim>, params));
 }
 
 template <typename T>
@@ -58,11 +107,10 @@ void check(const SharedPrefixAttentionCall& call) {
                    {"block_tables", call.block_tables, 4},
                    {"entries", call.entries, 16},
                    {"num_entries", call.num_entries, 4},
-                   {"members", call.members, 4},
+                   {"members", call.members, 8},
                    {"part_begin", call.part_begin, 4},
                    {"part_output", call.part_output, 16},
                    {"part_max_sum", call.part_max_sum, 8},
-                   {"arrivals", call.arrivals, 4},
                    {"next_work", call.next_work, 4}};
     for (const auto& buffer : buffers) {
         PARROT_CHECK(buffer.address != 0, buffer.name << " is null");
@@ -80,7 +128,7 @@ T* pointer(std::uintptr_t address) {
 
 int shared_prefix_attention_grid(int head_dim) {
     PARROT_CHECK(head_dim == 64 || head_dim == 128, "head_dim = " << head_dim << ", need 64 or 128");
-    return num_multiprocessors() * kBlocksPerSm;
+    return head_dim == 128 ? grid_size<128>(current_device()) : grid_size<64>(current_device());
 }
 
 void shared_prefix_attention(const SharedPrefixAttentionCall& call) {
@@ -97,8 +145,8 @@ void shared_prefix_attention(const SharedPrefixAttentionCall& call) {
     params.part_begin = pointer<const int32_t>(call.part_begin);
     params.part_output = pointer<float>(call.part_output);
     params.part_max_sum = pointer<float2>(call.part_max_sum);
-    params.arrivals = pointer<int32_t>(call.arrivals);
     params.next_work = pointer<int32_t>(call.next_work);
+    params.num_requests = call.num_requests;
     params.max_blocks = call.max_blocks;
     params.num_heads = call.num_heads;
     params.num_kv_heads = call.num_kv_heads;

@@ -2,9 +2,10 @@
 //
 // One persistent launch runs a flat work list. An entry is a range of tokens in the KV cache and the requests
 // (members) that all attend to it; each of its K/V tiles is read from memory once and multiplied with the
-// queries of every member on tensor cores. A request's result is the merge of the partial results of its
-// entries: whoever finishes a request's last part merges it, in the fixed order of the parts, so that a given
-// plan always gives the same bits. Compiles with CUDA headers alone; checks live in the .cu file.
+// queries of every member on tensor cores. A second, small launch merges the partial results of each request
+// in the fixed order of its parts, so that a given plan always gives the same bits; it is launched early
+// (programmatic dependent launch) and waits on the device. Compiles with CUDA headers alone; checks live in the
+// .cu file.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,7 +21,8 @@ constexpr int kWarps = 4;          // warps in a thread block
 constexpr int kThreads = 32 * kWarps;
 constexpr int kWarpRows = 16;      // query rows of one tensor-core tile
 constexpr int kMaxRows = kWarps * kWarpRows;
-constexpr int kEntryFields = 8;    // representative, begin, end, first member, members, three unused
+constexpr int kEntryFields = 8;    // representative, begin, end, first member, members, part, two unused
+constexpr int kMergeRows = 8;      // rows of a warp merged at once through shared memory
 
 struct SharedPrefixAttentionParams {
     const void* query;              // [num_requests, num_heads, head_dim], half or bfloat16
@@ -30,12 +32,12 @@ struct SharedPrefixAttentionParams {
     const int32_t* block_tables;    // [num_requests, max_blocks]
     const int32_t* entries;         // [num_entries, 8]
     const int32_t* num_entries;     // [1], on the device so that a CUDA graph can be replayed on another plan
-    const int32_t* members;         // [num_members, 2]: request, part
+    const int32_t* members;         // [num_members, 2]: request, part; part -1: the request has no other part
     const int32_t* part_begin;      // [num_requests + 1]: the parts of request r are [part_begin[r], part_begin[r + 1])
     float* part_output;             // [max_parts, num_heads, head_dim], unnormalised
     float2* part_max_sum;           // [max_parts, num_heads]: running max (base 2) and sum
-    int32_t* arrivals;              // [num_requests, num_kv_heads], zero before and after
     int32_t* next_work;             // [2], zero before and after
+    int32_t num_requests;           // rows of the merge; those without parts in the plan are skipped
     int32_t max_blocks;
     int32_t num_heads;
     int32_t num_kv_heads;
@@ -73,6 +75,13 @@ struct Packed<__nv_bfloat16> {
     }
 };
 
+// 2^x in one instruction; -inf gives 0.
+__device__ inline float exp2_fast(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
 __device__ inline uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -103,21 +112,29 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
 // One work item: an entry for one KV head, with what its threads need to find rows and tokens.
 struct WorkItem {
     int kv_head;
-    int representative;  // request whose block table names the blocks of [begin, end)
+    int representative;  // request whose block table names the blocks of [begin, end); the first member
     int begin;
     int end;
     int first_member;
     int num_members;
-    int group;  // query heads per KV head; row r is head r % group of member r / group
-    int num_rows;
+    int part;      // of the first member
+    int num_rows;  // row r is query head r % group of member r / group
+
+    __device__ int first_token() const { return begin / kBlockTokens * kBlockTokens; }
+    __device__ int num_tiles() const { return (end - first_token() + kTileTokens - 1) / kTileTokens; }
+
+    // Request and part of a member; an entry of one request needs no look-up.
+    __device__ int2 member(const SharedPrefixAttentionParams& p, int index) const {
+        if (num_members == 1) return make_int2(representative, part);
+        return reinterpret_cast<const int2*>(p.members)[first_member + index];
+    }
 };
 
 __device__ inline WorkItem read_work(const SharedPrefixAttentionParams& p, int work) {
     const int4* entry = reinterpret_cast<const int4*>(p.entries) + (work / p.num_kv_heads) * (kEntryFields / 4);
-    const int4 first = entry[0];
+    const int4 low = entry[0], high = entry[1];
     const int group = p.num_heads / p.num_kv_heads;
-    const int num_members = entry[1].x;
-    return {work % p.num_kv_heads, first.x, first.y, first.z, first.w, num_members, group, num_members * group};
+    return {work % p.num_kv_heads, low.x, low.y, low.z, low.w, high.x, high.y, high.x * group};
 }
 
 // State of one warp: a tile of 16 query rows. A thread holds rows lane / 4 and lane / 4 + 8.
@@ -129,14 +146,14 @@ struct WarpTile {
     float row_sum[2];
 
     __device__ void load_query(const SharedPrefixAttentionParams& p, const WorkItem& item, int first_row) {
-        const int lane = threadIdx.x % 32;
+        const int lane = threadIdx.x % 32, group = p.num_heads / p.num_kv_heads;
         const uint32_t* rows[2];
         for (int half = 0; half < 2; ++half) {
             const int row = first_row + lane / 4 + 8 * half;
             rows[half] = nullptr;
             if (row < item.num_rows) {
-                const int request = p.members[2 * (item.first_member + row / item.group)];
-                const int head = item.kv_head * item.group + row % item.group;
+                const int request = item.member(p, row / group).x;
+                const int head = item.kv_head * group + row % group;
                 rows[half] = reinterpret_cast<const uint32_t*>(static_cast<const T*>(p.query) +
                                                                (size_t(request) * p.num_heads + head) * kHeadDim);
             }
@@ -229,24 +246,26 @@ struct WarpTile {
             const float new_max = fmaxf(row_max[half], top * scale_log2);
             // All tokens so far masked: keep exp2 away from inf - inf.
             const float base = new_max == -INFINITY ? 0.0f : new_max;
-            const float factor = exp2f(row_max[half] - base);
+            const float factor = exp2_fast(row_max[half] - base);
             row_max[half] = new_max;
             float sum = 0.0f;
 #pragma unroll
             for (int n = 0; n < kTokens / 8; ++n) {
 #pragma unroll
                 for (int i = 2 * half; i < 2 * half + 2; ++i) {
-                    scores[n][i] = exp2f(scores[n][i] * scale_log2 - base);
+                    scores[n][i] = exp2_fast(scores[n][i] * scale_log2 - base);
                     sum += scores[n][i];
                 }
             }
             sum += __shfl_xor_sync(0xffffffff, sum, 1);
             sum += __shfl_xor_sync(0xffffffff, sum, 2);
             row_sum[half] = row_sum[half] * factor + sum;
+            if (__any_sync(0xffffffff, factor != 1.0f)) {
 #pragma unroll
-            for (int n = 0; n < kHeadDim / 8; ++n) {
-                output[n][2 * half] *= factor;
-                output[n][2 * half + 1] *= factor;
+                for (int n = 0; n < kHeadDim / 8; ++n) {
+                    output[n][2 * half] *= factor;
+                    output[n][2 * half + 1] *= factor;
+                }
             }
         }
     }
@@ -286,21 +305,14 @@ struct RowSink {
     float2* max_sum;
 
     __device__ RowSink(const SharedPrefixAttentionParams& p, const WorkItem& item, int row) {
-        const int* member = p.members + 2 * (item.first_member + row / item.group);
-        const int request = member[0], part_index = member[1];
-        const int head = item.kv_head * item.group + row % item.group;
-        const bool whole = p.part_begin[request + 1] - p.part_begin[request] == 1;
-        output = whole ? static_cast<T*>(p.output) + (size_t(request) * p.num_heads + head) * kHeadDim : nullptr;
-        const size_t slot = size_t(part_index) * p.num_heads + head;
+        const int group = p.num_heads / p.num_kv_heads;
+        const int2 member = item.member(p, row / group);  // request, part
+        const int head = item.kv_head * group + row % group;
+        const bool whole = member.y < 0;
+        output = whole ? static_cast<T*>(p.output) + (size_t(member.x) * p.num_heads + head) * kHeadDim : nullptr;
+        const size_t slot = size_t(whole ? 0 : member.y) * p.num_heads + head;
         part = p.part_output + slot * kHeadDim;
         max_sum = p.part_max_sum + slot;
-    }
-    __device__ void store(int dim, float value, float sum) const {
-        if (output) {
-            output[dim] = Packed<T>::from_float(value / sum);
-        } else {
-            __stcg(part + dim, value);
-        }
     }
     __device__ void store_pair(int dim, float first, float second, float sum) const {
         if (output) {
@@ -331,158 +343,225 @@ __device__ inline void store_rows(const SharedPrefixAttentionParams& p, const Wo
     }
 }
 
-// Tokens over warps: all warps hold the same 16 rows for different tokens; merge them through shared memory.
+// Tokens over warps: several warps hold the same rows for different tokens; merge them through `scratch`
+// [kWarps, kMergeRows, kHeadDim], the two rows of a thread one after the other.
 template <typename T, int kHeadDim>
 __device__ inline void merge_warps_and_store(const SharedPrefixAttentionParams& p, const WorkItem& item,
-                                             const WarpTile<T, kHeadDim>& tile, float* scratch) {
-    float2* stats = reinterpret_cast<float2*>(scratch + kWarps * kWarpRows * kHeadDim);  // [kWarps, 16]
+                                             const WarpTile<T, kHeadDim>& tile, int warps_m, float* scratch) {
+    float2* stats = reinterpret_cast<float2*>(scratch + kWarps * kMergeRows * kHeadDim);  // [kWarps, kMergeRows]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    __syncthreads();
+    const int first_row = (warp % warps_m) * kWarpRows;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int row = lane / 4 + 8 * half;
-        if (row >= item.num_rows) continue;
-        float* target = scratch + (warp * kWarpRows + row) * kHeadDim;
+        if (half * kMergeRows >= item.num_rows) break;
+        __syncthreads();
+        const int slot = warp * kMergeRows + lane / 4;
+        if (first_row + half * kMergeRows + lane / 4 < item.num_rows) {
+            float* target = scratch + slot * kHeadDim + (lane % 4) * 2;
 #pragma unroll
-        for (int n = 0; n < kHeadDim / 8; ++n) {
-            *reinterpret_cast<float2*>(target + n * 8 + (lane % 4) * 2) =
-                make_float2(tile.output[n][2 * half], tile.output[n][2 * half + 1]);
+            for (int n = 0; n < kHeadDim / 8; ++n) {
+                *reinterpret_cast<float2*>(target + n * 8) =
+                    make_float2(tile.output[n][2 * half], tile.output[n][2 * half + 1]);
+            }
+            if (lane % 4 == 0) stats[slot] = make_float2(tile.row_max[half], tile.row_sum[half]);
         }
-        if (lane % 4 == 0) stats[warp * kWarpRows + row] = make_float2(tile.row_max[half], tile.row_sum[half]);
+        __syncthreads();
+        for (int index = threadIdx.x; index < warps_m * kMergeRows * (kHeadDim / 2); index += kThreads) {
+            const int local = index / (kHeadDim / 2), dim = index % (kHeadDim / 2) * 2;
+            const int row = local / kMergeRows * kWarpRows + half * kMergeRows + local % kMergeRows;
+            if (row >= item.num_rows) continue;
+            float top = -INFINITY, first = 0.0f, second = 0.0f, sum = 0.0f;
+            for (int w = local; w < kWarps * kMergeRows; w += warps_m * kMergeRows) top = fmaxf(top, stats[w].x);
+            for (int w = local; w < kWarps * kMergeRows; w += warps_m * kMergeRows) {
+                const float weight = exp2_fast(stats[w].x - top);
+                const float2 value = *reinterpret_cast<const float2*>(scratch + w * kHeadDim + dim);
+                first += weight * value.x;
+                second += weight * value.y;
+                sum += weight * stats[w].y;
+            }
+            const RowSink<T, kHeadDim> sink(p, item, row);
+            sink.store_pair(dim, first, second, sum);
+            if (!sink.output && dim == 0) __stcg(sink.max_sum, make_float2(top, sum));
+        }
     }
-    __syncthreads();
-    for (int index = threadIdx.x; index < item.num_rows * kHeadDim; index += kThreads) {
-        const int row = index / kHeadDim, dim = index % kHeadDim;
-        float top = -INFINITY;
+}
+
+// Merges the parts of one request and head: a thread block each, its warps take turns at the parts and a lane
+// has kHeadDim / 32 dims.
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kThreads) merge_parts_kernel(const __grid_constant__ SharedPrefixAttentionParams p) {
+    constexpr int kDims = kHeadDim / 32;
+    constexpr int kInFlight = 4;
+    __shared__ float values[kWarps][kHeadDim];
+    __shared__ float sums[kWarps];
+    const int request = blockIdx.x / p.num_heads, head = blockIdx.x % p.num_heads;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int begin = p.part_begin[request], end = p.part_begin[request + 1];
+    if (end - begin < 2) return;
+#if __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
+    const float2* max_sum = p.part_max_sum + head;
+    const float* part_output = p.part_output + size_t(head) * kHeadDim + lane * kDims;
+    float top = -INFINITY;
+    for (int part = begin + lane; part < end; part += 32) {
+        top = fmaxf(top, __ldcg(max_sum + size_t(part) * p.num_heads).x);
+    }
+    for (int step = 16; step; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
+    float value[kDims] = {}, sum = 0.0f;
+    for (int first = begin + warp; first < end; first += kWarps * kInFlight) {
+        float2 stats[kInFlight];
+        float2 pairs[kInFlight][kDims / 2];
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) top = fmaxf(top, stats[w * kWarpRows + row].x);
-        float value = 0.0f, sum = 0.0f;
+        for (int i = 0; i < kInFlight; ++i) {
+            const int part = min(first + i * kWarps, end - 1);
+            stats[i] = __ldcg(max_sum + size_t(part) * p.num_heads);
+            const float2* source = reinterpret_cast<const float2*>(part_output + size_t(part) * p.num_heads * kHeadDim);
+#pragma unroll
+            for (int d = 0; d < kDims / 2; ++d) pairs[i][d] = __ldcg(source + d);
+        }
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+            const float weight = first + i * kWarps < end ? exp2_fast(stats[i].x - top) : 0.0f;
+            sum += weight * stats[i].y;
+#pragma unroll
+            for (int d = 0; d < kDims / 2; ++d) {
+                value[2 * d] += weight * pairs[i][d].x;
+                value[2 * d + 1] += weight * pairs[i][d].y;
+            }
+        }
+    }
+#pragma unroll
+    for (int d = 0; d < kDims; ++d) values[warp][lane * kDims + d] = value[d];
+    if (lane == 0) sums[warp] = sum;
+    __syncthreads();
+    if (threadIdx.x < kHeadDim) {
+        float total = 0.0f, total_sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
-            const float weight = exp2f(stats[w * kWarpRows + row].x - top);
-            value += weight * scratch[(w * kWarpRows + row) * kHeadDim + dim];
-            sum += weight * stats[w * kWarpRows + row].y;
+            total += values[w][threadIdx.x];
+            total_sum += sums[w];
         }
-        const RowSink<T, kHeadDim> sink(p, item, row);
-        sink.store(dim, value, sum);
-        if (!sink.output && dim == 0) __stcg(sink.max_sum, make_float2(top, sum));
-    }
-}
-
-// Merges all parts of one request for the heads of one KV head.
-template <typename T, int kHeadDim>
-__device__ inline void merge_parts(const SharedPrefixAttentionParams& p, int request, int kv_head) {
-    const int group = p.num_heads / p.num_kv_heads;
-    const int begin = p.part_begin[request], end = p.part_begin[request + 1];
-    for (int index = threadIdx.x; index < group * kHeadDim; index += kThreads) {
-        const int head = kv_head * group + index / kHeadDim, dim = index % kHeadDim;
-        float top = -INFINITY, value = 0.0f, sum = 0.0f;
-        for (int part = begin; part < end; ++part) {
-            const size_t slot = size_t(part) * p.num_heads + head;
-            const float2 max_sum = __ldcg(p.part_max_sum + slot);
-            const float partial = __ldcg(p.part_output + slot * kHeadDim + dim);
-            const float new_top = fmaxf(top, max_sum.x);
-            const float old_weight = exp2f(top - new_top), weight = exp2f(max_sum.x - new_top);
-            value = value * old_weight + partial * weight;
-            sum = sum * old_weight + max_sum.y * weight;
-            top = new_top;
-        }
-        static_cast<T*>(p.output)[(size_t(request) * p.num_heads + head) * kHeadDim + dim] =
-            Packed<T>::from_float(value / sum);
-    }
-}
-
-// Counts this item's parts as arrived and merges the requests for which it was the last.
-template <typename T, int kHeadDim>
-__device__ inline void arrive_and_merge(const SharedPrefixAttentionParams& p, const WorkItem& item, int* complete) {
-    __threadfence();
-    __syncthreads();
-    for (int m = threadIdx.x; m < item.num_members; m += kThreads) {
-        const int request = p.members[2 * (item.first_member + m)];
-        const int num_parts = p.part_begin[request + 1] - p.part_begin[request];
-        int* arrivals = p.arrivals + size_t(request) * p.num_kv_heads + item.kv_head;
-        const bool last = num_parts > 1 && atomicAdd(arrivals, 1) == num_parts - 1;
-        if (last) *arrivals = 0;
-        complete[m] = last ? request : -1;
-    }
-    __syncthreads();
-    __threadfence();
-    for (int m = 0; m < item.num_members; ++m) {
-        if (complete[m] >= 0) merge_parts<T, kHeadDim>(p, complete[m], item.kv_head);
+        static_cast<T*>(p.output)[(size_t(request) * p.num_heads + head) * kHeadDim + threadIdx.x] =
+            Packed<T>::from_float(total / total_sum);
     }
 }
 
 template <int kHeadDim, int kStages>
 constexpr int shared_bytes() {
-    return kStages * 2 * kTileTokens * kHeadDim * 2;
+    return kStages * 2 * kTileTokens * kHeadDim * 2 + kWarps * kMergeRows * (kHeadDim * 4 + 8);
 }
+
+// The tiles of consecutive work items as one stream through the pipeline stages: the loads of the next item
+// start while the last tiles of the current one are computed.
+template <typename T, int kHeadDim, int kStages>
+class TileStream {
+  public:
+    static constexpr int kTileBytes = kTileTokens * kHeadDim * 2;
+
+    __device__ TileStream(const SharedPrefixAttentionParams& p, uint32_t stages) : p_(p), stages_(stages) {}
+
+    // Issues loads until the stages are full or both items are exhausted; `loaded` counts the current item's
+    // tiles that were issued, `ahead` those of the next.
+    __device__ void fill(const WorkItem& current, const WorkItem& next, bool has_next) {
+        while (issued_ - consumed_ < kStages - 1) {
+            if (loaded_ < current.num_tiles()) {
+                issue(current, loaded_++);
+            } else if (has_next && ahead_ < next.num_tiles()) {
+                issue(next, ahead_++);
+            } else {
+                return;
+            }
+        }
+    }
+
+    // Waits until the next tile to be consumed has arrived, for all threads.
+    __device__ void wait() const {
+        if (issued_ - consumed_ >= kStages - 1) {
+            copy_wait<kStages - 2>();
+        } else {
+            copy_wait<0>();
+        }
+        __syncthreads();
+    }
+
+    __device__ uint32_t take() { return stages_ + (consumed_++ % kStages) * 2 * kTileBytes; }
+
+    __device__ void next_item() {
+        loaded_ = ahead_;
+        ahead_ = 0;
+    }
+
+  private:
+    __device__ void issue(const WorkItem& item, int tile) {
+        const uint32_t stage = stages_ + (issued_++ % kStages) * 2 * kTileBytes;
+        load_tile<T, kHeadDim>(p_, item, item.first_token() + tile * kTileTokens, stage, stage + kTileBytes);
+        copy_commit();
+    }
+
+    const SharedPrefixAttentionParams& p_;
+    uint32_t stages_;
+    unsigned issued_ = 0, consumed_ = 0;
+    int loaded_ = 0, ahead_ = 0;
+};
 
 template <typename T, int kHeadDim, int kStages>
-__device__ inline void run_item(const SharedPrefixAttentionParams& p, const WorkItem& item, uint8_t* memory,
-                                int* complete) {
-    constexpr int kTileBytes = kTileTokens * kHeadDim * 2;
-    const uint32_t base = shared_address(memory);
-    const int warp = threadIdx.x / 32;
-    const bool rows_over_warps = item.num_rows > kWarpRows;
-    const int first = item.begin / kBlockTokens * kBlockTokens;
-    const int num_tiles = (item.end - first + kTileTokens - 1) / kTileTokens;
-
-    for (int s = 0; s < kStages - 1; ++s) {
-        if (s < num_tiles) {
-            const uint32_t stage = base + s * 2 * kTileBytes;
-            load_tile<T, kHeadDim>(p, item, first + s * kTileTokens, stage, stage + kTileBytes);
-        }
-        copy_commit();
-    }
-    WarpTile<T, kHeadDim> tile;
-    tile.load_query(p, item, rows_over_warps ? warp * kWarpRows : 0);
-    for (int t = 0; t < num_tiles; ++t) {
-        copy_wait<kStages - 2>();
-        __syncthreads();
-        const int ahead = t + kStages - 1;
-        if (ahead < num_tiles) {
-            const uint32_t stage = base + (ahead % kStages) * 2 * kTileBytes;
-            load_tile<T, kHeadDim>(p, item, first + ahead * kTileTokens, stage, stage + kTileBytes);
-        }
-        copy_commit();
-        const uint32_t keys = base + (t % kStages) * 2 * kTileBytes;
-        const int position = first + t * kTileTokens;
-        if (rows_over_warps) {
-            if (warp * kWarpRows < item.num_rows) {
-#pragma unroll
-                for (int part = 0; part < kTileTokens; part += 32) {
-                    if (position + part < item.end) {
-                        tile.template attend<32>(keys, keys + kTileBytes, part, position + part, item, p.scale_log2);
-                    }
-                }
-            }
-        } else if (position + warp * 16 < item.end) {
-            tile.template attend<16>(keys, keys + kTileBytes, warp * 16, position + warp * 16, item, p.scale_log2);
-        }
-    }
-    copy_wait<0>();
-    if (rows_over_warps) {
-        store_rows<T, kHeadDim>(p, item, tile, warp * kWarpRows);
-    } else {
-        merge_warps_and_store<T, kHeadDim>(p, item, tile, reinterpret_cast<float*>(memory));
-    }
-    arrive_and_merge<T, kHeadDim>(p, item, complete);
-}
-
-template <typename T, int kHeadDim, int kStages, int kBlocksPerSm>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+__global__ void __launch_bounds__(kThreads, 2)
     shared_prefix_attention_kernel(const __grid_constant__ SharedPrefixAttentionParams p) {
     extern __shared__ __align__(128) uint8_t memory[];
-    __shared__ int complete[kMaxRows];
-    __shared__ int next;
+    __shared__ int claimed;
+    using Stream = TileStream<T, kHeadDim, kStages>;
+    float* scratch = reinterpret_cast<float*>(memory + kStages * 2 * Stream::kTileBytes);
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+#endif
     const int total = *p.num_entries * p.num_kv_heads;
-    int work = blockIdx.x;
-    while (work < total) {
-        if (threadIdx.x == 0) next = gridDim.x + atomicAdd(p.next_work, 1);
-        run_item<T, kHeadDim, kStages>(p, read_work(p, work), memory, complete);
-        __syncthreads();
-        work = next;
-        __syncthreads();
+    const int warp = threadIdx.x / 32;
+    if (int(blockIdx.x) < total) {
+        Stream stream(p, shared_address(memory));
+        WorkItem item = read_work(p, blockIdx.x);
+        for (;;) {
+            if (threadIdx.x == 0) claimed = gridDim.x + atomicAdd(p.next_work, 1);
+            stream.fill(item, item, false);
+            // Warps split the rows first, then the tokens of a tile.
+            const int warps_m = item.num_rows > 2 * kWarpRows ? 4 : item.num_rows > kWarpRows ? 2 : 1;
+            const int first_row = (warp % warps_m) * kWarpRows;
+            const int tokens = kTileTokens * warps_m / kWarps, first_token = warp / warps_m * tokens;
+            WarpTile<T, kHeadDim> tile;
+            tile.load_query(p, item, first_row);
+            __syncthreads();
+            const bool has_next = claimed < total;
+            const WorkItem next = has_next ? read_work(p, claimed) : item;
+            const int num_tiles = item.num_tiles();
+            for (int t = 0; t < num_tiles; ++t) {
+                stream.wait();
+                const uint32_t keys = stream.take();
+                stream.fill(item, next, has_next);
+                const int position = item.first_token() + t * kTileTokens + first_token;
+                if (first_row >= item.num_rows) continue;
+                const uint32_t values = keys + Stream::kTileBytes;
+                if (warps_m == 1) {
+                    if (position < item.end) {
+                        tile.template attend<16>(keys, values, first_token, position, item, p.scale_log2);
+                    }
+                } else if (warps_m == 2) {
+                    if (position < item.end) {
+                        tile.template attend<32>(keys, values, first_token, position, item, p.scale_log2);
+                    }
+                } else {
+                    tile.template attend<64>(keys, values, 0, position, item, p.scale_log2);
+                }
+            }
+            if (warps_m == kWarps) {
+                store_rows<T, kHeadDim>(p, item, tile, first_row);
+            } else {
+                merge_warps_and_store<T, kHeadDim>(p, item, tile, warps_m, scratch);
+            }
+            if (!has_next) break;
+            item = next;
+            stream.next_item();
+            __syncthreads();
+        }
     }
     if (threadIdx.x == 0) {
         __threadfence();

@@ -9,7 +9,7 @@ namespace parrot {
 struct SharedPrefixAttentionCall {
     std::uintptr_t query, key_cache, value_cache, output;
     std::uintptr_t block_tables, entries, num_entries, members, part_begin;
-    std::uintptr_t part_output, part_max_sum, arrivals, next_work;
+    std::uintptr_t part_output, part_max_sum, next_work;
     int num_requests, num_blocks, max_blocks, num_heads, num_kv_heads, head_dim;
     bool is_bfloat16;
     float softmax_scale;

@@ -1,6 +1,7 @@
 #include "kvcache/attention_plan.hpp"
 
 #include <algorithm>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -9,8 +10,8 @@ namespace parrot {
 namespace {
 
 constexpr int32_t kEntryFields = 8;
-constexpr int32_t kTileTokens = 64;   // the kernel's pipeline stage: ranges are cut at multiples of it
-constexpr int32_t kSplitCost = 96;    // tokens' worth of time that one more entry costs (start, partial, merge)
+constexpr int32_t kTileTokens = 64;  // the kernel's pipeline stage: ranges are cut at multiples of it
+constexpr int32_t kEntryCost = 80;   // tokens' worth of time that an entry costs besides its tokens
 
 // A range of tokens and the requests that attend to it.
 struct Segment {
@@ -129,20 +130,59 @@ class Planner {
         segments_.push_back({begin, end, first, count});
     }
 
-    // Tokens per entry: the whole work, spread over the workers, counting what an entry itself costs.
-    int32_t chunk_tokens(int64_t total_tokens) const {
-        const int64_t per_worker = total_tokens * options_.num_kv_heads / options_.num_workers + 1;
-        const int64_t chunk = std::max<int64_t>(per_worker, kSplitCost * 2);
-        return static_cast<int32_t>((chunk + kTileTokens - 1) / kTileTokens * kTileTokens);
+    int32_t num_tiles(const Segment& s) const {
+        const int32_t tile_members = options_.max_rows / options_.group_size;
+        return (s.count + tile_members - 1) / tile_members;
+    }
+
+    // Tokens per entry: the candidate with which the workers would be done first.
+    int32_t choose_chunk() const {
+        int32_t longest = kTileTokens;
+        for (const Segment& s : segments_) longest = std::max(longest, s.end - s.begin);
+        int32_t best = round_up(longest);
+        int64_t best_time = makespan(best);
+        for (int32_t chunk = best; chunk > options_.min_chunk_tokens;) {
+            chunk = std::min(chunk - kTileTokens, round_up(chunk * 5 / 6));
+            if (chunk < options_.min_chunk_tokens) break;
+            const int64_t time = makespan(chunk);
+            if (time < best_time) {
+                best = chunk;
+                best_time = time;
+            }
+        }
+        return best;
+    }
+
+    static int32_t round_up(int32_t tokens) { return (tokens + kTileTokens - 1) / kTileTokens * kTileTokens; }
+
+    // When the last worker would finish, in tokens, if workers took the entries longest first: levels of equally
+    // loaded workers, filled from the lowest.
+    int64_t makespan(int32_t chunk) const {
+        std::vector<int64_t> entries(chunk / kTileTokens + 1, 0);  // by length in tiles
+        for (const Segment& s : segments_) {
+            const int32_t splits = num_splits(s, chunk);
+            const int64_t copies = int64_t(num_tiles(s)) * options_.num_kv_heads;
+            const int32_t per_split = round_up((s.end - s.begin + splits - 1) / splits);
+            entries[per_split / kTileTokens] += copies * (splits - 1);
+            entries[round_up(s.end - s.begin - (splits - 1) * per_split) / kTileTokens] += copies;
+        }
+        std::map<int64_t, int64_t> workers{{0, options_.num_workers}};  // load -> how many workers have it
+        for (size_t tiles = entries.size() - 1; tiles > 0; --tiles) {
+            const int64_t cost = int64_t(tiles) * kTileTokens + kEntryCost;
+            for (int64_t left = entries[tiles]; left > 0;) {
+                auto lowest = workers.extract(workers.begin());
+                const int64_t taken = std::min(left, lowest.mapped());
+                workers[lowest.key() + cost] += taken;
+                if (taken < lowest.mapped()) workers[lowest.key()] += lowest.mapped() - taken;
+                left -= taken;
+            }
+        }
+        return workers.rbegin()->first;
     }
 
     AttentionPlan emit() {
         const int32_t tile_members = options_.max_rows / options_.group_size;
-        int64_t total = 0;
-        for (const Segment& s : segments_) {
-            total += int64_t(s.end - s.begin) * ((s.count + tile_members - 1) / tile_members);
-        }
-        const int32_t chunk = chunk_tokens(total);
+        const int32_t chunk = choose_chunk();
         // Longest first, so that the last entries to start are short; order_ breaks ties.
         std::stable_sort(segments_.begin(), segments_.end(), [](const Segment& a, const Segment& b) {
             return a.count != b.count ? a.count > b.count : a.end - a.begin > b.end - b.begin;
@@ -174,17 +214,18 @@ class Planner {
     void emit_tile(AttentionPlan& plan, const Segment& s, int32_t tile, int32_t count, int32_t chunk,
                    std::vector<int32_t>& next) const {
         const int32_t splits = num_splits(s, chunk);
-        const int32_t per_split = ((s.end - s.begin + splits - 1) / splits + kTileTokens - 1) / kTileTokens * kTileTokens;
+        const int32_t per_split = round_up((s.end - s.begin + splits - 1) / splits);
         for (int32_t k = 0; k < splits; ++k) {
             const int32_t begin = std::min(s.end, s.begin + k * per_split);
             const int32_t end = std::min(s.end, begin + per_split);
             const int32_t first_member = static_cast<int32_t>(plan.members.size() / 2);
             for (int32_t i = 0; i < count; ++i) {
                 const int32_t request = order_[s.first + tile + i];
-                plan.members.insert(plan.members.end(), {request, next[request]++});
+                const bool whole = part_begin_[request + 1] - part_begin_[request] == 1;
+                plan.members.insert(plan.members.end(), {request, whole ? -1 : next[request]++});
             }
-            const int32_t lead = order_[s.first + tile];
-            plan.entries.insert(plan.entries.end(), {lead, begin, end, first_member, count, 0, 0, 0});
+            const int32_t lead = order_[s.first + tile], part = plan.members[2 * first_member + 1];
+            plan.entries.insert(plan.entries.end(), {lead, begin, end, first_member, count, part, 0, 0});
         }
     }
 

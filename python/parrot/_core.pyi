@@ -87,6 +87,7 @@ def plan_attention(
     block_size: int = 16,
     max_rows: int = 64,
     min_shared_tokens: int = 64,
+    min_chunk_tokens: int = 128,
     share: bool = True,
 ) -> tuple[int, int, int]:
     """Plan one decode step of SharedPrefixAttention from ``block_tables`` [n, max_blocks] and ``seq_lens``

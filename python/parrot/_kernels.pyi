@@ -19,7 +19,6 @@ def shared_prefix_attention(
     part_begin: int,
     part_output: int,
     part_max_sum: int,
-    arrivals: int,
     next_work: int,
     num_requests: int,
     num_blocks: int,

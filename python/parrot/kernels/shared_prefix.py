@@ -67,7 +67,6 @@ class SharedPrefixAttention:
         self._allocate_plan(max_parts)
         self._part_output = torch.empty(max_parts, num_heads, head_dim, device=device)
         self._part_max_sum = torch.empty(max_parts, num_heads, 2, device=device)
-        self._arrivals = torch.zeros(max_requests, num_kv_heads, dtype=torch.int32, device=device)
         self._next_work = torch.zeros(2, dtype=torch.int32, device=device)
         self.num_requests = self.num_entries = self.num_parts = 0
 
@@ -93,7 +92,13 @@ class SharedPrefixAttention:
         self._uploaded = torch.cuda.Event()
 
     def plan(
-        self, block_tables: I32, seq_lens: I32, *, share: bool = True, min_shared_tokens: int = 64
+        self,
+        block_tables: I32,
+        seq_lens: I32,
+        *,
+        share: bool = True,
+        min_shared_tokens: int = 64,
+        min_chunk_tokens: int = 128,
     ) -> None:
         """Plan a step for ``block_tables`` [n, <= max_blocks] and ``seq_lens`` [n] (the new token included)
         and upload it on the current stream."""
@@ -115,9 +120,11 @@ class SharedPrefixAttention:
             num_workers=self.num_workers,
             max_rows=MAX_ROWS,
             min_shared_tokens=min_shared_tokens,
+            min_chunk_tokens=min_chunk_tokens,
             share=share,
         )
         views["num_entries"][0] = self.num_entries
+        views["part_begin"][n + 1 :] = self.num_parts  # rows past n have no parts
         views["block_tables"].reshape(self.max_requests, self.max_blocks)[:n, :blocks] = block_tables
         self.num_requests = n
         self._plan.copy_(self._host, non_blocking=True)
@@ -142,7 +149,6 @@ class SharedPrefixAttention:
             part_begin=addresses["part_begin"],
             part_output=self._part_output.data_ptr(),
             part_max_sum=self._part_max_sum.data_ptr(),
-            arrivals=self._arrivals.data_ptr(),
             next_work=self._next_work.data_ptr(),
             num_requests=self.num_requests,
             num_blocks=key_cache.shape[0],
