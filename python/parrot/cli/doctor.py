@@ -34,6 +34,8 @@ def _print_table(rows: list[tuple[str, str, str, str]]) -> None:
 
     marks = {"ok": ("✓", "green"), "optional": ("-", "yellow"), "broken": ("✗", "bold red")}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for _ in ("mark", "name", "detail"):
+        table.add_column(overflow="fold")
     for name, status, detail, fix in rows:
         mark, style = marks[status]
         text = Text(detail)

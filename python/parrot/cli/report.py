@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -10,7 +11,8 @@ from ..api import CallView
 from ..timeline import Kind, call_labels, call_phases
 from .measure import Run
 
-_BAR_CELLS = 40
+_COLUMNS_WIDTH = 86  # of all columns but the bar
+_MIN_BAR_CELLS = 34  # the width of its heading
 _STYLES: dict[Kind, tuple[str, str]] = {
     "waiting": ("·", "dim"),
     "queue": ("─", "bright_black"),
@@ -21,12 +23,15 @@ _STYLES: dict[Kind, tuple[str, str]] = {
 
 def print_calls(console: Console, run: Run) -> None:
     """A row per call: engine, tokens, milliseconds in each phase, and its place in the run."""
-    table = Table(title="calls of the Parrot run, times in ms", title_justify="left", title_style="bold")
+    bar_cells = console.width - _COLUMNS_WIDTH
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="calls of the Parrot run, times in ms")
+    table.title_justify, table.title_style = "left", "bold"
     for column in ("call", "engine"):
         table.add_column(column, no_wrap=True)
     for column in ("in", "cached", "out", "queue", "prefill", "decode"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("queue ─  prefill [yellow]█[/]  decode [blue]█[/]", no_wrap=True)
+    if bar_cells >= _MIN_BAR_CELLS:
+        table.add_column("queue ─  prefill [yellow]█[/]  decode [blue]█[/]", no_wrap=True)
     for call, label in zip(run.calls, call_labels(run.calls), strict=True):
         took = {phase.kind: (phase.end_us - phase.begin_us) / 1000 for phase in call_phases(call)}
         table.add_row(
@@ -34,7 +39,7 @@ def print_calls(console: Console, run: Run) -> None:
             call.engine or "-",
             *(f"{count}" for count in (call.prompt_tokens, call.cached_tokens, call.output_tokens)),
             *(f"{took.get(kind, 0.0):.0f}" for kind in ("queue", "prefill", "decode")),
-            _bar(run, call),
+            *([_bar(run, call, bar_cells)] if bar_cells >= _MIN_BAR_CELLS else []),
         )
     console.print(table)
 
@@ -51,12 +56,12 @@ def print_times(console: Console, parrot: Run, twin: Run, rtt_ms: int) -> None:
     console.print(f"An emulated client round trip of {rtt_ms} ms is in both times.", style="dim")
 
 
-def _bar(run: Run, call: CallView) -> Text:
+def _bar(run: Run, call: CallView, num_cells: int) -> Text:
     """The call's phases on the scale of the run."""
-    cells: list[tuple[str, str]] = [(" ", "")] * _BAR_CELLS
+    cells: list[tuple[str, str]] = [(" ", "")] * num_cells
     span_us = run.end_us - run.begin_us
     for phase in call_phases(call):
-        begin = int((phase.begin_us - run.begin_us) / span_us * _BAR_CELLS)
-        end = min(max(int((phase.end_us - run.begin_us) / span_us * _BAR_CELLS), begin + 1), _BAR_CELLS)
+        begin = int((phase.begin_us - run.begin_us) / span_us * num_cells)
+        end = min(max(int((phase.end_us - run.begin_us) / span_us * num_cells), begin + 1), num_cells)
         cells[begin:end] = [_STYLES[phase.kind]] * (end - begin)
     return Text.assemble(*cells)
