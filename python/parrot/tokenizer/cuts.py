@@ -6,12 +6,14 @@ import unicodedata
 from collections.abc import Callable
 
 import numpy as np
+import tokenizers
 
 from ..wire import Ids
 from .layout import SPACE_MARK, CutKind, TokenizerLayout
 from .tokenizer import Tokenizer
 
 NO_IDS: Ids = np.empty(0, dtype=np.int32)
+LONG_TEXT = 4096  # characters; about a millisecond
 UNSTABLE_PRETOKENS = 2  # a contraction or white space may still grow from the last two into one
 
 Splitter = Callable[[str, bool], tuple[Ids, str]]
@@ -40,14 +42,21 @@ def encode_run(tokenizer: Tokenizer, text: str, at_start: bool) -> Ids:
     if not text:
         return NO_IDS
     backend = tokenizer.literal if at_start else tokenizer.literal_middle
-    return np.array(backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+    return np.array(_encode(backend, text).ids, dtype=np.int32)
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    if len(text) < LONG_TEXT:
+        return backend.encode(text, add_special_tokens=False)
+    # encode holds the interpreter lock for all of it, encode_batch does not.
+    return backend.encode_batch([text], add_special_tokens=False)[0]
 
 
 def _split_pretokens(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[Ids, str]:
     if not text:
         return NO_IDS, text
     backend = tokenizer.literal if at_start else tokenizer.literal_middle
-    encoding = backend.encode(text, add_special_tokens=False)
+    encoding = _encode(backend, text)
     words, offsets = encoding.word_ids, encoding.offsets
     num_unstable = 0
     for index in range(len(words) - 1, 0, -1):
