@@ -29,7 +29,7 @@ class Recorder:
     lost: list[tuple[Engine, str]] = field(default_factory=list)
     replies: list[wire.Reply] = field(default_factory=list)
 
-    def admits_engine(self, registration: wire.Register) -> str | None:
+    def admits_engine(self, _: wire.Register) -> str | None:
         return self.refusal
 
     def engine_joined(self, engine: Engine) -> None:
@@ -38,7 +38,7 @@ class Recorder:
     def engine_lost(self, engine: Engine, reason: str) -> None:
         self.lost.append((engine, reason))
 
-    def engine_replied(self, engine: Engine, replies: tuple[wire.Reply, ...]) -> None:
+    def engine_replied(self, _: Engine, replies: tuple[wire.Reply, ...]) -> None:
         self.replies.extend(replies)
 
 

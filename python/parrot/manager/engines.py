@@ -182,6 +182,7 @@ class EngineRegistry:
                 log.warning("dropped frame %d of an engine: %s", self.num_dropped_frames, error.message[:300])
             except Exception:
                 log.exception("a frame of an engine could not be handled")
+            await asyncio.sleep(0)  # receiving what is there already does not yield to requests
 
     def _receive(self, parts: list[bytes]) -> None:
         if len(parts) != 2:
