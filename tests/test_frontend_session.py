@@ -178,6 +178,15 @@ def test_nested_sessions_are_separate(service: StubService) -> None:
     assert [submit.session_id for submit in service.submits] == [outer.id, inner.id, outer.id]
 
 
+def test_a_connection_inside_a_session_has_its_own(service: StubService) -> None:
+    with P.session() as session:
+        with stub_connection() as inner:
+            step("a").get()
+        assert len(inner.submits) == 1
+        step("b").get()
+    assert [submit.session_id for submit in service.submits] == [session.id]
+
+
 def test_a_session_ends_when_its_block_raises(service: StubService) -> None:
     with contextlib.suppress(ZeroDivisionError), P.session() as session:
         step("a").get()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -347,9 +348,21 @@ def test_a_sampling_option_out_of_range_is_named(option: str, value: object) -> 
         P.Output(max_token=3)
 
 
+def test_the_guide_runs_as_written(service: StubService) -> None:
+    guide = Path(__file__).parents[1].joinpath("docs", "frontend.md").read_text()
+    snippets = re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    assert len(snippets) > 7
+    exec(compile("\n".join(snippets), "docs/frontend.md", "exec"), {"print": str})
+    assert {"write_code", "write_tests", "think", "shorten"} <= {call.function for call in service.calls}
+
+
 def test_map_submits_all_calls_together(service: StubService) -> None:
     outputs = P.map(WriteTestCode, [f"task {i}" for i in range(50)], code="pass")
     assert P.join(outputs, separator=" ").name == "joined"
     assert outputs[-1].get() == "WriteTestCode.test"
     assert [len(submit.calls) for submit in service.submits] == [50]
+    with P.batch():
+        test = WriteTestCode("all", P.join(P.map(WritePythonCode, ["a", "b"])))
+        test.get()
+    assert [len(submit.calls) for submit in service.submits] == [50, 3]
     assert placeholders(service, 7)["task"].value == "task 7"

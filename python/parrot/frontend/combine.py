@@ -16,13 +16,14 @@ from .variable import SemanticVariable
 
 
 def map_calls(fn: Function, items: Iterable[object], /, **fixed: object) -> list[Any]:
-    """``[fn(item, **fixed) for item in items]``, submitted together. Each item is the first argument."""
+    """``[fn(item, **fixed) for item in items]``, submitted together, with the call that joins them if it
+    follows at once. Each item is the first argument."""
     session = current_session()
     session.hold()
     try:
         return [fn(item, **fixed) for item in items]
     finally:
-        session.release()
+        session.release(flush=False)
 
 
 def gather(

@@ -51,6 +51,7 @@ class Connection:
         self._session: Session | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._pid = os.getpid()
+        self._outer: list[SessionScope | None] = []
         _connections.add(self)
 
     @property
@@ -98,9 +99,12 @@ class Connection:
         return self._service is not None
 
     def __enter__(self) -> Connection:
+        self._outer.append(_current.get())
+        _current.set(None)  # calls in the block go here, even inside another connection's session
         return self
 
     def __exit__(self, *_: object) -> None:
+        _current.set(self._outer.pop())
         self.close()
 
     def __repr__(self) -> str:

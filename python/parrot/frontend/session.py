@@ -115,13 +115,17 @@ class Session:
         with self._lock:
             self._num_holds += 1
 
-    def release(self) -> list[Submission]:
-        """End a hold; the outermost one sends what waits. Returns what was sent since the hold began."""
+    def release(self, *, flush: bool) -> list[Submission]:
+        """End a hold. With the outermost one, what waits is sent, or gets its 2 ms anew unless ``flush``, so
+        that calls which follow go with it. Returns what was sent since the hold began."""
         with self._lock:
             self._num_holds -= 1
             if self._num_holds:
                 return []
-            self._flush(held=True)
+            if flush:
+                self._flush(held=True)
+            elif self._pending is not None:
+                self._flush_later(self._pending)
             held, self._held = self._held, []
             return held
 
@@ -150,9 +154,12 @@ class Session:
                 f"session {self.id} is closed; make calls inside its `with P.session():` block"
             )
         if self._pending is None:
-            self._pending = pending = Submission()
-            background.call_later(FLUSH_S, lambda: self._flush_if_still(pending))
+            self._pending = Submission()
+            self._flush_later(self._pending)
         return self._pending
+
+    def _flush_later(self, pending: Submission) -> None:
+        background.call_later(FLUSH_S, lambda: self._flush_if_still(pending))
 
     def _declare(self, variable: SemanticVariable, pending: Submission) -> None:
         if variable.submission is not None:
@@ -293,7 +300,7 @@ class Batch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        held = self._session.release()
+        held = self._session.release(flush=True)
         if kind is None:
             for submission in held:
                 submission.sent.result()
