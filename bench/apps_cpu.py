@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import httpx
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -186,27 +187,27 @@ def _judge(workload: Workload, measured: Measured) -> dict[str, Any]:
 
 
 def _print_table(results: list[dict[str, Any]]) -> None:
-    table = Table(title=f"median of {results[0]['runs']} [least, most], {RTT_S * 1000:.0f} ms round trip")
-    for column in ("workload", "Parrot s", "twin s", "bound s", "idle %", "texts", "splits", "checks"):
-        table.add_column(column)
+    title = f"seconds, median (least to most) of {results[0]['runs']}; {RTT_S * 1000:.0f} ms round trip"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    for column in ("workload", "Parrot", "twin", "at most", "idle %", "texts", "splits", "checks"):
+        table.add_column(column, no_wrap=True)
     for result in results:
-        idle = statistics.median(result["idle_share"])
         failed = [name for name, held in result["checks"].items() if not held]
         table.add_row(
             result["workload"],
             _spread(result["parrot_s"]),
             _spread(result["twin_s"]),
             f"{result['bound_s']:.2f}",
-            f"{100 * idle:.2f}",
+            f"{100 * statistics.median(result['idle_share']):.2f}",
             str(result["texts_compared"]),
             str(result["splits"]),
             f"failed: {', '.join(failed)}" if failed else "ok",
         )
-    Console(width=120).print(table)
+    Console(width=130).print(table)
 
 
 def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def _busy_us(url: str) -> int:
