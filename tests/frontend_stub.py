@@ -25,6 +25,8 @@ class StubService:
         self.held: set[str] = set()
         self.refusal: ParrotError | None = None
         self.round_trip_s = 0.0
+        self.num_waiting = 0
+        self.most_waiting = 0
         self.headers: httpx.Headers = httpx.Headers()
         self._ends: dict[str, str | ParrotError] = {}
         self._changed = asyncio.Condition()
@@ -98,12 +100,16 @@ class StubService:
     async def _get(self, body: GetBody) -> httpx.Response:
         self.gets.append(body)
         name = body.semantic_var_id
+        self.num_waiting += 1
+        self.most_waiting = max(self.most_waiting, self.num_waiting)
         try:
             async with asyncio.timeout((body.timeout_ms or 0) / 1000), self._changed:
                 await self._changed.wait_for(lambda: name in self._ends)
         except TimeoutError:
             if name not in self._ends:
                 return httpx.Response(200, json={"semantic_var_id": name, "status": "pending"})
+        finally:
+            self.num_waiting -= 1
         end = self._ends[name]
         if isinstance(end, ParrotError):
             raise end

@@ -146,6 +146,7 @@ def test_more_gets_than_connections_take_turns(monkeypatch: pytest.MonkeyPatch) 
             P.gather(*waiting, timeout=0.3)
         late.set("x")  # other requests are not held up
         assert time.monotonic() - begun < 1.6
+        assert stub.most_waiting == 2
 
 
 def test_a_round_trip_is_paid_once_for_a_chain() -> None:
