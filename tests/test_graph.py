@@ -468,6 +468,22 @@ def test_cancelling_the_last_outputs_ends_the_call_after_the_wanted_ones() -> No
     assert call.state is CallState.CANCELLED
 
 
+def test_a_reader_that_gave_up_the_step_needs_its_input_no_more() -> None:
+    graph = make_graph()
+    submit(graph, flow_call("A", [], ["a"]), prompt_call("B", "{{output:x}}{{input:a}}{{output:y}}"))
+    assert names(graph.cancel("y").stopped) == ["A"]
+    assert finish(graph, "B", "v").ended == [graph.get_producer("x")]
+    assert graph.variable("x").value == "v"
+
+
+def test_an_earlier_output_is_wanted_though_the_later_one_that_reads_it_is_cancelled() -> None:
+    graph = make_graph()
+    submit(graph, prompt_call("A", "{{output:x}}{{input:x}}{{output:y}}"))
+    assert graph.cancel("y").ended == []
+    assert finish(graph, "A", "v").ended == [graph.get_producer("x")]
+    assert graph.variable("x").value == "v"
+
+
 def test_cancel_goes_up_through_derived_variables_and_long_chains() -> None:
     graph = make_graph()
     count = 2000

@@ -42,7 +42,7 @@ class Strip(Body):
 
 
 class Regex(Body):
-    """First match of ``pattern``; the value becomes ``group`` (0 = whole match, or a number, or a name)."""
+    """First match of ``pattern`` (RE2 syntax); the value becomes ``group``: 0 = whole match, a number, a name."""
 
     op: Literal["regex"] = "regex"
     pattern: str = Field(max_length=4096)
