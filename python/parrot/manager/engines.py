@@ -151,6 +151,12 @@ class EngineRegistry:
         """The living engine of this id."""
         return self._by_id.get(engine_id)
 
+    def process_ended(self, pid: int) -> None:
+        """A child process of ours has ended: its engine is lost without waiting for heartbeats."""
+        for engine in self.alive:
+            if engine.registration.pid == pid:
+                self._lose(engine, "its process ended")
+
     def views(self) -> tuple[EngineView, ...]:
         """Newest life of every name."""
         return tuple(engine.view() for engine in self._engines.values())

@@ -63,6 +63,8 @@ def run_manager(
     ``engines`` are started as child processes; their ``manager_address`` is filled in here. Raises
     :class:`PortInUse`, :class:`ModelFileError` and the other set-up errors before anything is served.
     """
+    # The tokenizer's thread pool does not survive the forks that start engines, and says so.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with contextlib.closing(bind_listener(config.host, config.port)) as listener:
         tokenizer = Tokenizer.load(resolve_model(config.model))
         uvloop.run(_Manager(config, engines, tokenizer, listener).run(parent_pipe))
@@ -101,7 +103,7 @@ class _Manager:
 
     async def run(self, parent_pipe: bool) -> None:
         registry = EngineRegistry(self._config)
-        supervisor = Supervisor(self._engine_configs, registry.address)
+        supervisor = Supervisor(self._engine_configs, registry.address, registry.process_ended)
         self._executor = Executor(self._config, self._tokenizer, registry)
         self._service = Service(self._executor)
         registry.start(self._executor)

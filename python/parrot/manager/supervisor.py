@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..config import EngineConfig
@@ -50,9 +50,12 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps one process per engine configuration alive."""
+    """Keeps one process per engine configuration alive; ``on_exit`` is told the id of one that ended."""
 
-    def __init__(self, engines: Sequence[EngineConfig], manager_address: str) -> None:
+    def __init__(
+        self, engines: Sequence[EngineConfig], manager_address: str, on_exit: Callable[[int], None]
+    ) -> None:
+        self._on_exit = on_exit
         self._children = [
             _Child(replace(config, manager_address=manager_address, exit_with_parent=True))
             for config in engines
@@ -126,6 +129,7 @@ class Supervisor:
         code = await process.wait()
         child.process = None
         child.last_exit = f"signal {-code}" if code < 0 else f"exit code {code}"
+        self._on_exit(process.pid)
 
 
 async def _pass_on(stream: asyncio.StreamReader, tail: deque[str]) -> None:
