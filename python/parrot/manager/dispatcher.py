@@ -66,14 +66,14 @@ class Dispatcher:
         self._ids = itertools.count(1)
         self.limits: Limits | None = None  # of the engines seen so far
         self._to_encode: deque[Call] = deque()
-        self._unsized: list[Call] = []  # ready before any engine had said what it can hold
+        self._unsized: dict[Call, None] = {}  # ready before any engine had said what it can hold
         self._encoding: dict[Call, asyncio.Task[None]] = {}
         self._prompts: dict[Call, CallPrompt] = {}
         self._losses: dict[Call, int] = {}
         self._runs: dict[wire.CallId, Run] = {}
         self._open: dict[Call, Run] = {}  # the run that still owes outputs
         self._aborts: dict[Engine, list[Run]] = defaultdict(list)
-        self._placed_at = time.monotonic()
+        self._held_since: float | None = None
         self._turn_is_due = False
         self._idle = asyncio.Event()
 
@@ -91,6 +91,7 @@ class Dispatcher:
         """The call ended: out of the queue, and off its engine within one step."""
         self._prompts.pop(call, None)
         self._losses.pop(call, None)
+        self._unsized.pop(call, None)
         encoding = self._encoding.pop(call, None)
         if encoding is not None:
             encoding.cancel()
@@ -180,9 +181,11 @@ class Dispatcher:
         started = time.monotonic()
         while self._to_encode and time.monotonic() - started < _SLICE_S:
             self._encode(self._to_encode.popleft())
-        if not self._to_encode or started - self._placed_at > _MAX_HOLD_S:
+        if self._to_encode and self._held_since is None:
+            self._held_since = started
+        if not self._to_encode or started - (self._held_since or started) > _MAX_HOLD_S:
             self._place()
-            self._placed_at = time.monotonic()
+            self._held_since = None
         self._send_aborts()
         if self._to_encode and not self._turn_is_due:
             self._turn_is_due = True
@@ -214,7 +217,7 @@ class Dispatcher:
         if call.state is not CallState.QUEUED or call in self._open or call in self._encoding:
             return
         if self.limits is None:
-            self._unsized.append(call)
+            self._unsized[call] = None
             return
         try:
             steps = call.ready_steps()
