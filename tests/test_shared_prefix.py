@@ -87,7 +87,9 @@ TREES = {
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_equals_float64_attention(tree, heads, kv_heads, head_dim, dtype):
-    batch = Batch(7, heads, kv_heads, head_dim, dtype, TREES[tree], [1, 5, 16, 17, 31, 32, 33, 64, 100, 257, 700])
+    batch = Batch(
+        7, heads, kv_heads, head_dim, dtype, TREES[tree], [1, 5, 16, 17, 31, 32, 33, 64, 100, 257, 700]
+    )
     kernel = make_kernel(batch, kv_heads)
     scale = head_dim**-0.5
     reference = batch.reference(scale)
@@ -125,7 +127,12 @@ def test_a_graph_captured_on_one_tree_replays_on_another():
     first = Batch(1, 32, 8, 128, torch.float16, [(30, 12)], [20, 50])
     second = Batch(2, 32, 8, 128, torch.float16, [(2, 3), (25, 9)], [3, 90])
     kernel = SharedPrefixAttention(
-        max_requests=12, max_blocks=64, num_heads=32, num_kv_heads=8, head_dim=128, device=torch.device("cuda", 0)
+        max_requests=12,
+        max_blocks=64,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        device=torch.device("cuda", 0),
     )
     blocks = max(len(first.key_cache), len(second.key_cache))
     keys, values = (torch.zeros(blocks, BLOCK, 8, 128, dtype=torch.float16, device="cuda") for _ in range(2))

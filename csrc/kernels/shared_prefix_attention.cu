@@ -1,9 +1,8 @@
 // Checks, dispatch and launch of SharedPrefixAttention.
-#include "kernels/shared_prefix_attention.cuh"
-
 #include <cmath>
 
 #include "kernels/check.h"
+#include "kernels/shared_prefix_attention.cuh"
 #include "kernels/shared_prefix_attention.h"
 
 namespace parrot {
@@ -11,7 +10,7 @@ namespace {
 
 struct Device {
     int num_multiprocessors = 0;
-    int shared_bytes_per_block = 0;  // opt-in maximum
+    int shared_bytes_per_multiprocessor = 0;
     int major = 0;
 };
 
@@ -20,8 +19,8 @@ Device current_device() {
     Device result;
     PARROT_CUDA(cudaGetDevice(&device));
     PARROT_CUDA(cudaDeviceGetAttribute(&result.num_multiprocessors, cudaDevAttrMultiProcessorCount, device));
-    PARROT_CUDA(
-        cudaDeviceGetAttribute(&result.shared_bytes_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    PARROT_CUDA(cudaDeviceGetAttribute(&result.shared_bytes_per_multiprocessor,
+                                       cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
     PARROT_CUDA(cudaDeviceGetAttribute(&result.major, cudaDevAttrComputeCapabilityMajor, device));
     return result;
 }
@@ -29,31 +28,40 @@ Device current_device() {
 // Three stages where two such blocks fit a multiprocessor (Hopper and later data-centre parts), else two.
 template <int kHeadDim>
 bool has_three_stages(const Device& device) {
-    return device.shared_bytes_per_block >= 2 * shared_bytes<kHeadDim, 3>() - 4096;
+    return device.shared_bytes_per_multiprocessor >= 2 * (shared_bytes<kHeadDim, 3>() + 2048);
 }
 
+struct Launch {
+    int threads = 0;
+    int blocks_per_multiprocessor = 0;
+};
+
 template <typename T, int kHeadDim, int kStages>
-int blocks_per_multiprocessor() {
+Launch prepare() {
     constexpr int bytes = shared_bytes<kHeadDim, kStages>();
     const auto kernel = shared_prefix_attention_kernel<T, kHeadDim, kStages>;
     PARROT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int blocks = 0;
-    PARROT_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, bytes));
-    return blocks;
+    cudaFuncAttributes attributes{};
+    PARROT_CUDA(cudaFuncGetAttributes(&attributes, kernel));
+    Launch launch{attributes.maxThreadsPerBlock, 0};
+    PARROT_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&launch.blocks_per_multiprocessor, kernel,
+                                                              launch.threads, bytes));
+    return launch;
 }
 
 template <int kHeadDim>
 int grid_size(const Device& device) {
-    const int blocks = has_three_stages<kHeadDim>(device) ? blocks_per_multiprocessor<__half, kHeadDim, 3>()
-                                                          : blocks_per_multiprocessor<__half, kHeadDim, 2>();
-    return blocks * device.num_multiprocessors;
+    const Launch launch =
+        has_three_stages<kHeadDim>(device) ? prepare<__half, kHeadDim, 3>() : prepare<__half, kHeadDim, 2>();
+    return launch.blocks_per_multiprocessor * device.num_multiprocessors;
 }
 
 template <typename T, int kHeadDim, int kStages>
 void launch_attention(const SharedPrefixAttentionParams& params, const Device& device, cudaStream_t stream) {
-    const int grid = blocks_per_multiprocessor<T, kHeadDim, kStages>() * device.num_multiprocessors;
+    const Launch launch = prepare<T, kHeadDim, kStages>();
+    const int grid = launch.blocks_per_multiprocessor * device.num_multiprocessors;
     shared_prefix_attention_kernel<T, kHeadDim, kStages>
-        <<<grid, kThreads, shared_bytes<kHeadDim, kStages>(), stream>>>(params);
+        <<<grid, launch.threads, shared_bytes<kHeadDim, kStages>(), stream>>>(params);
     PARROT_CUDA(cudaGetLastError());
 }
 
@@ -77,6 +85,31 @@ void launch(const SharedPrefixAttentionParams& params, cudaStream_t stream) {
     PARROT_CUDA(cudaLaunchKernelEx(&config, merge_parts_kernel<T, kHeadDim>, params));
 }
 
+// Describes a cache [num_blocks * 16, num_kv_heads * head_dim] in boxes of one block and 64 columns.
+CUtensorMap make_map(std::uintptr_t address, const SharedPrefixAttentionCall& call) {
+    static const auto encode = [] {
+        void* function = nullptr;
+        cudaDriverEntryPointQueryResult found{};
+        PARROT_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                     cudaEnableDefault, &found));
+        PARROT_CHECK(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+    }();
+    const cuuint64_t columns = cuuint64_t(call.num_kv_heads) * call.head_dim;
+    const cuuint64_t sizes[] = {columns, cuuint64_t(call.num_blocks) * kBlockTokens};
+    const cuuint64_t strides[] = {columns * 2};
+    const cuuint32_t box[] = {64, kBlockTokens}, steps[] = {1, 1};
+    CUtensorMap map{};
+    const CUresult status = encode(
+        &map, call.is_bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+        reinterpret_cast<void*>(address), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    PARROT_CHECK(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled failed with " << int(status) << " for ["
+                                                                               << sizes[1] << ", " << sizes[0]
+                                                                               << "]");
+    return map;
+}
+
 template <typename T>
 void dispatch_head_dim(const SharedPrefixAttentionParams& params, int head_dim, cudaStream_t stream) {
     if (head_dim == 128) {
@@ -87,11 +120,14 @@ void dispatch_head_dim(const SharedPrefixAttentionParams& params, int head_dim, 
 }
 
 void check(const SharedPrefixAttentionCall& call) {
-    PARROT_CHECK(call.head_dim == 64 || call.head_dim == 128, "head_dim = " << call.head_dim << ", need 64 or 128");
-    PARROT_CHECK(call.num_kv_heads > 0 && call.num_heads % call.num_kv_heads == 0,
-                 "num_heads = " << call.num_heads << " is not a multiple of num_kv_heads = " << call.num_kv_heads);
-    PARROT_CHECK(call.num_heads / call.num_kv_heads <= kMaxRows,
-                 "num_heads / num_kv_heads = " << call.num_heads / call.num_kv_heads << ", at most " << kMaxRows);
+    PARROT_CHECK(call.head_dim == 64 || call.head_dim == 128,
+                 "head_dim = " << call.head_dim << ", need 64 or 128");
+    PARROT_CHECK(
+        call.num_kv_heads > 0 && call.num_heads % call.num_kv_heads == 0,
+        "num_heads = " << call.num_heads << " is not a multiple of num_kv_heads = " << call.num_kv_heads);
+    PARROT_CHECK(
+        call.num_heads / call.num_kv_heads <= kMaxRows,
+        "num_heads / num_kv_heads = " << call.num_heads / call.num_kv_heads << ", at most " << kMaxRows);
     PARROT_CHECK(call.num_requests > 0, "num_requests = " << call.num_requests);
     PARROT_CHECK(call.num_blocks > 0 && call.max_blocks > 0,
                  "num_blocks = " << call.num_blocks << ", max_blocks = " << call.max_blocks);
@@ -114,8 +150,9 @@ void check(const SharedPrefixAttentionCall& call) {
                    {"next_work", call.next_work, 4}};
     for (const auto& buffer : buffers) {
         PARROT_CHECK(buffer.address != 0, buffer.name << " is null");
-        PARROT_CHECK(buffer.address % buffer.alignment == 0,
-                     buffer.name << " = " << buffer.address << " is not aligned to " << buffer.alignment << " bytes");
+        PARROT_CHECK(buffer.address % buffer.alignment == 0, buffer.name << " = " << buffer.address
+                                                                         << " is not aligned to "
+                                                                         << buffer.alignment << " bytes");
     }
 }
 
@@ -150,6 +187,10 @@ void shared_prefix_attention(const SharedPrefixAttentionCall& call) {
     params.max_blocks = call.max_blocks;
     params.num_heads = call.num_heads;
     params.num_kv_heads = call.num_kv_heads;
+    if (current_device().major >= 9) {
+        params.key_map = make_map(call.key_cache, call);
+        params.value_map = make_map(call.value_cache, call);
+    }
     params.scale_log2 = call.softmax_scale * 1.4426950408889634f;
     const auto stream = pointer<CUstream_st>(call.stream);
     if (call.is_bfloat16) {

@@ -5,7 +5,8 @@
 
 namespace parrot {
 
-// Addresses are device addresses; shapes in elements. See SharedPrefixAttentionParams for each buffer's shape.
+// Addresses are device addresses; shapes in elements. See SharedPrefixAttentionParams for each buffer's
+// shape.
 struct SharedPrefixAttentionCall {
     std::uintptr_t query, key_cache, value_cache, output;
     std::uintptr_t block_tables, entries, num_entries, members, part_begin;
@@ -19,7 +20,8 @@ struct SharedPrefixAttentionCall {
 // Blocks of a full persistent grid on the current device for this head size: what a plan balances over.
 int shared_prefix_attention_grid(int head_dim);
 
-// Launches on the stream. Throws std::invalid_argument for what it cannot run, std::runtime_error when CUDA fails.
+// Launches on the stream. Throws std::invalid_argument for what it cannot run, std::runtime_error when CUDA
+// fails.
 void shared_prefix_attention(const SharedPrefixAttentionCall& call);
 
 }  // namespace parrot

@@ -42,25 +42,30 @@ class Planner {
     }
 
   private:
-    int32_t block(int32_t request, int32_t index) const { return tables_[size_t(request) * max_blocks_ + index]; }
+    int32_t block(int32_t request, int32_t index) const {
+        return tables_[size_t(request) * max_blocks_ + index];
+    }
 
     void validate() const {
         if (options_.block_size < 1 || options_.group_size < 1 || options_.num_kv_heads < 1 ||
             options_.num_workers < 1 || options_.max_rows < options_.group_size) {
-            throw std::invalid_argument("plan_attention: block_size, group_size, num_kv_heads and num_workers must "
-                                        "be positive and max_rows at least group_size");
+            throw std::invalid_argument(
+                "plan_attention: block_size, group_size, num_kv_heads and num_workers must "
+                "be positive and max_rows at least group_size");
         }
         for (int32_t r = 0; r < num_requests_; ++r) {
             const int64_t room = int64_t(max_blocks_) * options_.block_size;
             if (lens_[r] < 1 || lens_[r] > room) {
-                throw std::invalid_argument("seq_lens[" + std::to_string(r) + "] = " + std::to_string(lens_[r]) +
-                                            " is outside [1, " + std::to_string(room) + "]");
+                throw std::invalid_argument("seq_lens[" + std::to_string(r) +
+                                            "] = " + std::to_string(lens_[r]) + " is outside [1, " +
+                                            std::to_string(room) + "]");
             }
             const int32_t used = (lens_[r] + options_.block_size - 1) / options_.block_size;
             for (int32_t b = 0; b < used; ++b) {
                 if (block(r, b) < 0) {
-                    throw std::invalid_argument("block_tables[" + std::to_string(r) + ", " + std::to_string(b) +
-                                                "] = " + std::to_string(block(r, b)) + " within seq_lens");
+                    throw std::invalid_argument("block_tables[" + std::to_string(r) + ", " +
+                                                std::to_string(b) + "] = " + std::to_string(block(r, b)) +
+                                                " within seq_lens");
                 }
             }
         }
@@ -107,7 +112,8 @@ class Planner {
         return std::max(limit, group.index);
     }
 
-    // Parts a group by its next block. Members without another full block, or with no token left, stand alone.
+    // Parts a group by its next block. Members without another full block, or with no token left, stand
+    // alone.
     void split(const Group& group, std::vector<Group>& stack) {
         const auto first = order_.begin() + group.first;
         const int32_t begin = group.begin, index = group.index;
@@ -155,8 +161,8 @@ class Planner {
 
     static int32_t round_up(int32_t tokens) { return (tokens + kTileTokens - 1) / kTileTokens * kTileTokens; }
 
-    // When the last worker would finish, in tokens, if workers took the entries longest first: levels of equally
-    // loaded workers, filled from the lowest.
+    // When the last worker would finish, in tokens, if workers took the entries longest first: levels of
+    // equally loaded workers, filled from the lowest.
     int64_t makespan(int32_t chunk) const {
         std::vector<int64_t> entries(chunk / kTileTokens + 1, 0);  // by length in tiles
         for (const Segment& s : segments_) {
@@ -206,7 +212,8 @@ class Planner {
     void count_parts(int32_t chunk) {
         part_begin_.assign(num_requests_ + 1, 0);
         for (const Segment& s : segments_) {
-            for (int32_t i = 0; i < s.count; ++i) part_begin_[order_[s.first + i] + 1] += num_splits(s, chunk);
+            for (int32_t i = 0; i < s.count; ++i)
+                part_begin_[order_[s.first + i] + 1] += num_splits(s, chunk);
         }
         for (int32_t r = 0; r < num_requests_; ++r) part_begin_[r + 1] += part_begin_[r];
     }

@@ -20,7 +20,12 @@ _ENTRY_FIELDS = 8
 
 
 def shared_prefix_attention_reference(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, seq_lens: list[int], scale: float
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: list[int],
+    scale: float,
 ) -> Tensor:
     """Attention of one query token per request over its blocks, in the dtype of ``query`` (use float64).
 
@@ -174,6 +179,8 @@ class SharedPrefixAttention:
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"{name} is {tuple(tensor.shape)}, expected {shape}")
             if tensor.dtype != query.dtype or tensor.dtype not in (torch.float16, torch.bfloat16):
-                raise ValueError(f"{name} is {tensor.dtype}, expected float16 or bfloat16 as query ({query.dtype})")
+                raise ValueError(
+                    f"{name} is {tensor.dtype}, expected float16 or bfloat16 as query ({query.dtype})"
+                )
             if tensor.device != self._device or not tensor.is_contiguous():
                 raise ValueError(f"{name} is on {tensor.device} or not contiguous; expected {self._device}")
