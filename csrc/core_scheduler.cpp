@@ -39,7 +39,7 @@ HashKey hash_key_of(const py::bytes& bytes) {
 std::span<const int32_t> int32_view(const char* name, const py::object& value) {
     if (!py::isinstance<py::array_t<int32_t>>(value)) {
         const bool is_array = py::isinstance<py::array>(value);
-        const py::object type = is_array ? value.attr("dtype") : py::type::of(value);
+        const auto type = is_array ? py::object(value.attr("dtype")) : py::object(py::type::of(value));
         throw std::invalid_argument(std::string(name) + " has type " + std::string(py::str(type)) +
                                     ", not a numpy array of int32");
     }

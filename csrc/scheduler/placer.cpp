@@ -71,7 +71,7 @@ void Placer::place_set(const Companions& set) {
         const std::vector<Choice> split = try_split(set);
         const bool is_complete = split.size() == set.calls.size();
         if (together.engine == nullptr ||
-            (is_complete && split_score(set, split) < together.candidate.score_us)) {
+            (is_complete && split_score(set, split, together.candidate) < together.candidate.score_us)) {
             std::map<const Engine*, int> members;
             for (const Choice& choice : split) ++members[choice.engine];
             if (members.size() > 1) ++counters_.splits;
@@ -114,23 +114,30 @@ std::vector<Placer::Choice> Placer::try_split(const Companions& set) {
 }
 
 // Comparable with the score of the set on one engine: a task group ends with its last part, sharers count by
-// their mean.
-double Placer::split_score(const Companions& set, std::span<const Choice> split) {
+// their mean. What is computed more than once keeps engines from the other queued calls, each of which waits
+// for its share of it.
+double Placer::split_score(const Companions& set, std::span<const Choice> split, const Candidate& together) {
     const bool is_group = set.reason == Reason::kGroup;
     std::map<EngineId, std::vector<Call*>> parts;
     for (const Choice& choice : split) parts[choice.engine->id].push_back(choice.call);
+    const auto num_calls = static_cast<double>(split.size());
     double last_us = 0;
     double mean_us = 0;
     double harm_us = 0;
+    double repeated_us = -together.prefill_us;
     for (const auto& [engine_id, calls] : parts) {
         const CallSet part(calls, is_group);
         const Candidate candidate = finder_.evaluate(part, *fleet_.find(engine_id), now_us_);
-        const double share = static_cast<double>(calls.size()) / static_cast<double>(split.size());
+        const double share = static_cast<double>(calls.size()) / num_calls;
         const double finish_us = candidate.score_us - candidate.harm_us;
         last_us = std::max(last_us, finish_us);
         mean_us += finish_us * share;
         harm_us += candidate.harm_us * share;
+        repeated_us += candidate.prefill_us;
     }
+    const double others_per_engine =
+        (static_cast<double>(queue_.size()) - num_calls) / static_cast<double>(fleet_.engines().size());
+    harm_us += std::max(0.0, repeated_us) * others_per_engine / num_calls;
     return (is_group ? last_us : mean_us) + harm_us;
 }
 

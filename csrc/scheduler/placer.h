@@ -51,7 +51,7 @@ class Placer {
     void place_set(const Companions& set);
     Choice choose(const CallSet& calls);
     std::vector<Choice> try_split(const Companions& set);
-    double split_score(const Companions& set, std::span<const Choice> split);
+    double split_score(const Companions& set, std::span<const Choice> split, const Candidate& together);
     void commit(const Choice& choice, Reason reason);
     void count(Reason reason);
     void hold_engine_for(Call& call);
