@@ -1,6 +1,204 @@
-// Binds csrc/scheduler.
+// Binds csrc/scheduler: argument checks, numpy views, and errors to KeyError and ValueError.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "scheduler/errors.h"
+#include "scheduler/prefix_index.h"
+#include "scheduler/scheduler.h"
+
+namespace py = pybind11;
+using namespace pybind11::literals;
 
 namespace parrot {
-void bind_scheduler(pybind11::module_&) {}
+namespace {
+
+using scheduler::Candidate;
+using scheduler::HashKey;
+using scheduler::Placement;
+using scheduler::PrefixIndex;
+using scheduler::Reason;
+using scheduler::Scheduler;
+
+HashKey hash_key_of(const py::bytes& bytes) {
+    const std::string_view view = bytes;
+    if (view.size() != sizeof(HashKey)) {
+        throw std::invalid_argument("hash_key has " + std::to_string(view.size()) + " bytes, not 16");
+    }
+    HashKey key;
+    std::memcpy(&key, view.data(), sizeof(key));
+    return key;
+}
+
+// A one-dimensional C-contiguous int32 array, as it is: nothing is converted or copied.
+std::span<const int32_t> int32_view(const char* name, const py::object& value) {
+    if (!py::isinstance<py::array_t<int32_t>>(value)) {
+        const bool is_array = py::isinstance<py::array>(value);
+        const auto type = is_array ? py::object(value.attr("dtype")) : py::object(py::type::of(value));
+        throw std::invalid_argument(std::string(name) + " has type " + std::string(py::str(type)) +
+                                    ", not a numpy array of int32");
+    }
+    const auto array = py::reinterpret_borrow<py::array>(value);
+    if (array.ndim() != 1 || (array.flags() & py::array::c_style) == 0) {
+        throw std::invalid_argument(std::string(name) + " of shape " +
+                                    std::string(py::str(value.attr("shape"))) +
+                                    " is not one-dimensional and C-contiguous");
+    }
+    return {static_cast<const int32_t*>(array.data()), static_cast<size_t>(array.size())};
+}
+
+const char* reason_name(const Placement& placement) {
+    switch (placement.reason) {
+        case Reason::kGroup:
+            return "group";
+        case Reason::kSharers:
+            return "sharers";
+        case Reason::kPrefix:
+            return "prefix";
+        case Reason::kAlone:
+            return "alone";
+    }
+    return "alone";
+}
+
+py::dict counters_of(const Scheduler& scheduler) {
+    const scheduler::Counters& counters = scheduler.counters();
+    return py::dict("placed"_a = counters.placed, "placed_group"_a = counters.placed_group,
+                    "placed_sharers"_a = counters.placed_sharers, "placed_prefix"_a = counters.placed_prefix,
+                    "placed_alone"_a = counters.placed_alone, "splits"_a = counters.splits,
+                    "deferred"_a = counters.deferred);
+}
+
+void bind_values(py::module_& module) {
+    py::class_<Placement>(module, "Placement", "One decision of Algorithm 1.")
+        .def_readonly("call_id", &Placement::call_id)
+        .def_readonly("engine_id", &Placement::engine_id)
+        .def_readonly("parent_context_id", &Placement::parent_context_id)
+        .def_readonly("prefix_len", &Placement::prefix_len)
+        .def_property_readonly("reason", &reason_name)
+        .def_readonly("score_us", &Placement::score_us);
+    py::class_<Candidate>(module, "Candidate", "One engine that FindEngine looked at for a call.")
+        .def_readonly("engine_id", &Candidate::engine_id)
+        .def_readonly("admissible", &Candidate::admissible)
+        .def_readonly("prefix_len", &Candidate::prefix_len)
+        .def_readonly("queue_us", &Candidate::queue_us)
+        .def_readonly("prefill_us", &Candidate::prefill_us)
+        .def_readonly("decode_us", &Candidate::decode_us)
+        .def_readonly("harm_us", &Candidate::harm_us)
+        .def_readonly("score_us", &Candidate::score_us);
+}
+
+void bind_prefix_index(py::module_& module) {
+    py::class_<PrefixIndex>(module, "PrefixIndex", "Keyed 128-bit chained hashes of token prefixes.")
+        .def(py::init([](const py::bytes& hash_key, bool constant_hash) {
+                 return std::make_unique<PrefixIndex>(hash_key_of(hash_key), constant_hash);
+             }),
+             "hash_key"_a, "constant_hash"_a = false)
+        .def(
+            "insert",
+            [](PrefixIndex& index, int64_t owner, int64_t domain, const py::object& token_ids,
+               const py::object& boundaries) {
+                index.insert(owner, domain, int32_view("token_ids", token_ids),
+                             int32_view("boundaries", boundaries));
+            },
+            "owner"_a, "domain"_a, "token_ids"_a, "boundaries"_a)
+        .def("remove", &PrefixIndex::remove, "owner"_a)
+        .def("shorten", &PrefixIndex::shorten, "owner"_a, "length"_a)
+        .def(
+            "match",
+            [](const PrefixIndex& index, int64_t domain, const py::object& token_ids,
+               const py::object& boundaries) {
+                return index.match(domain, int32_view("token_ids", token_ids),
+                                   int32_view("boundaries", boundaries));
+            },
+            "domain"_a, "token_ids"_a, "boundaries"_a)
+        .def("__len__", &PrefixIndex::size);
+}
+
+std::unique_ptr<Scheduler> make_scheduler(const py::bytes& hash_key, bool group_placement,
+                                          bool prefix_affinity, bool objective_aware, bool application_order,
+                                          int64_t latency_capacity_tokens, int64_t aging_us,
+                                          bool constant_hash) {
+    const scheduler::SchedulerOptions options{.group_placement = group_placement,
+                                              .prefix_affinity = prefix_affinity,
+                                              .objective_aware = objective_aware,
+                                              .application_order = application_order,
+                                              .latency_capacity_tokens = latency_capacity_tokens,
+                                              .aging_us = aging_us};
+    return std::make_unique<Scheduler>(options, hash_key_of(hash_key), constant_hash);
+}
+
+void add_engine(Scheduler& scheduler, int64_t engine_id, double base_us, double per_sequence_us,
+                double per_prefill_token_us, double per_kv_token_us, int64_t capacity_tokens,
+                int32_t max_batch_size) {
+    scheduler.add_engine(engine_id, {.base_us = base_us,
+                                     .per_sequence_us = per_sequence_us,
+                                     .per_prefill_token_us = per_prefill_token_us,
+                                     .per_kv_token_us = per_kv_token_us,
+                                     .capacity_tokens = capacity_tokens,
+                                     .max_batch_size = max_batch_size});
+}
+
+void submit(Scheduler& scheduler, int64_t call_id, int64_t app_id, int64_t app_arrival_us, int64_t now_us,
+            int64_t domain, bool latency, int64_t group_id, int32_t depth, const py::object& token_ids,
+            const py::object& boundaries, int32_t max_new_tokens) {
+    scheduler.submit({.call_id = call_id,
+                      .app_id = app_id,
+                      .app_arrival_us = app_arrival_us,
+                      .submit_us = now_us,
+                      .domain = domain,
+                      .latency = latency,
+                      .group_id = group_id,
+                      .depth = depth,
+                      .max_new_tokens = max_new_tokens},
+                     int32_view("token_ids", token_ids), int32_view("boundaries", boundaries));
+}
+
+// schedule() alone may take long enough to let other threads run; the rest is a matter of microseconds.
+void bind_scheduler_class(py::module_& module) {
+    py::class_<Scheduler>(module, "Scheduler", "Algorithm 1: events in, placements out.")
+        .def(py::init(&make_scheduler), py::kw_only(), "hash_key"_a, "group_placement"_a = true,
+             "prefix_affinity"_a = true, "objective_aware"_a = true, "application_order"_a = true,
+             "latency_capacity_tokens"_a = 6144, "aging_us"_a = 10'000'000, "constant_hash"_a = false)
+        .def("add_engine", &add_engine, "engine_id"_a, py::kw_only(), "base_us"_a, "per_sequence_us"_a,
+             "per_prefill_token_us"_a, "per_kv_token_us"_a, "capacity_tokens"_a, "max_batch_size"_a)
+        .def("remove_engine", &Scheduler::remove_engine, "engine_id"_a)
+        .def("submit", &submit, "call_id"_a, py::kw_only(), "app_id"_a, "app_arrival_us"_a, "now_us"_a,
+             "domain"_a, "latency"_a, "group_id"_a, "depth"_a, "token_ids"_a, "boundaries"_a,
+             "max_new_tokens"_a)
+        .def("set_objective", &Scheduler::set_objective, "call_id"_a, py::kw_only(), "latency"_a,
+             "group_id"_a, "depth"_a)
+        .def("cancel", &Scheduler::cancel, "call_id"_a)
+        .def("schedule", &Scheduler::schedule, "now_us"_a, py::call_guard<py::gil_scoped_release>())
+        .def("finish", &Scheduler::finish, "call_id"_a, py::kw_only(), "now_us"_a, "context_id"_a,
+             "num_tokens"_a)
+        .def("forget_context", &Scheduler::forget_context, "engine_id"_a, "context_id"_a, "remaining"_a)
+        .def("explain", &Scheduler::explain, "call_id"_a)
+        .def("engine_load", &Scheduler::engine_load, "engine_id"_a)
+        .def("check_invariants", &Scheduler::check_invariants)
+        .def_property_readonly("num_queued", &Scheduler::num_queued)
+        .def_property_readonly("num_in_flight", &Scheduler::num_in_flight)
+        .def("counters", &counters_of);
+}
+
+}  // namespace
+
+void bind_scheduler(py::module_& module) {
+    py::register_local_exception_translator([](std::exception_ptr error) {
+        try {
+            if (error) std::rethrow_exception(error);
+        } catch (const scheduler::UnknownId& unknown) {
+            PyErr_SetString(PyExc_KeyError, unknown.what());
+        }
+    });
+    bind_values(module);
+    bind_prefix_index(module);
+    bind_scheduler_class(module);
+}
+
 }  // namespace parrot

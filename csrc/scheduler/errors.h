@@ -1,0 +1,36 @@
+// What native entries throw: UnknownId for an id that does not exist (KeyError in Python), and
+// std::invalid_argument for a value out of range (ValueError); both name the argument and the value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+namespace parrot::scheduler {
+
+class UnknownId : public std::runtime_error {
+  public:
+    UnknownId(const std::string& name, int64_t value)
+        : std::runtime_error(name + " = " + std::to_string(value) + " is unknown") {}
+};
+
+inline void require_at_least(const char* name, int64_t value, int64_t low) {
+    if (value < low) {
+        throw std::invalid_argument(std::string(name) + " = " + std::to_string(value) + " is below " +
+                                    std::to_string(low));
+    }
+}
+
+inline void require_within(const char* name, int64_t value, int64_t low, int64_t high) {
+    if (value < low || value > high) {
+        throw std::invalid_argument(std::string(name) + " = " + std::to_string(value) + " is not in [" +
+                                    std::to_string(low) + ", " + std::to_string(high) + "]");
+    }
+}
+
+// Token ids are non-negative; boundaries ascend strictly within (0, len(token_ids)].
+void require_prompt(std::span<const int32_t> token_ids, std::span<const int32_t> boundaries);
+
+}  // namespace parrot::scheduler

@@ -1,0 +1,98 @@
+// Keyed 128-bit hash of a token prefix, extended token by token and read at any boundary.
+//
+// The construction is SipHash-2-4 with 128-bit output: without the key nobody can choose two prompts that
+// meet, so that neither a lucky nor a hostile tenant sees another's entries. Fields are framed by tag and
+// length, hence no two (domain, tokens) pairs are the same byte string.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace parrot::scheduler {
+
+struct HashKey {
+    uint64_t low = 0;
+    uint64_t high = 0;
+};
+
+struct Hash128 {
+    uint64_t low = 0;
+    uint64_t high = 0;
+    bool operator==(const Hash128&) const = default;
+};
+
+struct Hash128Bucket {
+    size_t operator()(const Hash128& hash) const noexcept { return hash.low; }
+};
+
+class PrefixHasher {
+  public:
+    PrefixHasher(const HashKey& key, int64_t domain) {
+        state_ = {key.low ^ 0x736f6d6570736575ULL, key.high ^ 0x646f72616e646f6dULL ^ 0xee,
+                  key.low ^ 0x6c7967656e657261ULL, key.high ^ 0x7465646279746573ULL};
+        absorb(state_, frame(kDomainTag, sizeof(domain)));
+        absorb(state_, static_cast<uint64_t>(domain));
+    }
+
+    void extend(std::span<const int32_t> tokens) {
+        for (const int32_t token : tokens) {
+            const auto word = static_cast<uint64_t>(static_cast<uint32_t>(token));
+            if (num_tokens_++ % 2 == 0) {
+                pending_ = word;
+            } else {
+                absorb(state_, pending_ | word << 32);
+            }
+        }
+    }
+
+    Hash128 digest() const {
+        State state = state_;
+        if (num_tokens_ % 2 == 1) absorb(state, pending_);
+        absorb(state, frame(kTokensTag, num_tokens_));
+        state[2] ^= 0xee;
+        const uint64_t low = squeeze(state);
+        state[1] ^= 0xdd;
+        return {low, squeeze(state)};
+    }
+
+  private:
+    using State = std::array<uint64_t, 4>;
+    static constexpr uint64_t kDomainTag = 1;
+    static constexpr uint64_t kTokensTag = 2;
+
+    static uint64_t frame(uint64_t tag, uint64_t length) { return tag << 56 | length; }
+
+    static void round(State& v) {
+        v[0] += v[1];
+        v[2] += v[3];
+        v[1] = std::rotl(v[1], 13) ^ v[0];
+        v[3] = std::rotl(v[3], 16) ^ v[2];
+        v[0] = std::rotl(v[0], 32);
+        v[2] += v[1];
+        v[0] += v[3];
+        v[1] = std::rotl(v[1], 17) ^ v[2];
+        v[3] = std::rotl(v[3], 21) ^ v[0];
+        v[2] = std::rotl(v[2], 32);
+    }
+
+    static void absorb(State& v, uint64_t word) {
+        v[3] ^= word;
+        round(v);
+        round(v);
+        v[0] ^= word;
+    }
+
+    static uint64_t squeeze(State& v) {
+        for (int i = 0; i < 4; ++i) round(v);
+        return v[0] ^ v[1] ^ v[2] ^ v[3];
+    }
+
+    State state_;
+    uint64_t pending_ = 0;  // the even token of an unfinished pair
+    uint64_t num_tokens_ = 0;
+};
+
+}  // namespace parrot::scheduler

@@ -1,0 +1,64 @@
+// Parrot's scheduler: events in, placements out. No clock, no I/O, one thread; the same events give the same
+// placements. Ids that do not exist throw UnknownId, values out of range std::invalid_argument.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "scheduler/call_queue.h"
+#include "scheduler/fleet.h"
+#include "scheduler/placer.h"
+#include "scheduler/prefix_table.h"
+#include "scheduler/types.h"
+
+namespace parrot::scheduler {
+
+class Scheduler {
+  public:
+    Scheduler(const SchedulerOptions& options, const HashKey& hash_key, bool constant_hash);
+    Scheduler(const Scheduler&) = delete;
+    Scheduler& operator=(const Scheduler&) = delete;
+
+    void add_engine(EngineId engine_id, const CostModel& cost);
+    // The engine is gone; returns its calls in flight, which leave the scheduler, in ascending order.
+    std::vector<CallId> remove_engine(EngineId engine_id);
+
+    void submit(const CallSpec& spec, std::span<const int32_t> token_ids,
+                std::span<const int32_t> boundaries);
+    // Unknown calls are ignored: a label may arrive after the call has ended.
+    void set_objective(CallId call_id, bool latency, int64_t group_id, int32_t depth);
+    bool cancel(CallId call_id);
+    std::vector<Placement> schedule(int64_t now_us);
+    void finish(CallId call_id, int64_t now_us, ContextId context_id, int64_t num_tokens);
+    // Contexts that the engine does not have are ignored: not every context is a prefix holder.
+    void forget_context(EngineId engine_id, ContextId context_id, int64_t remaining);
+
+    // In flight: the candidates of its decision. Queued: what they would be now.
+    std::vector<Candidate> explain(CallId call_id);
+    std::pair<int64_t, int64_t> engine_load(EngineId engine_id) const;
+    size_t num_queued() const { return queue_.size(); }
+    size_t num_in_flight() const { return calls_.size() - queue_.size(); }
+    const Counters& counters() const { return counters_; }
+    void check_invariants() const;
+
+  private:
+    Engine& engine(EngineId engine_id) const;
+    Call& call(CallId call_id) const;
+    void drop(Call& call);
+
+    PrefixTable table_;
+    CallQueue queue_;
+    Fleet fleet_;
+    Counters counters_;
+    Placer placer_;
+    std::unordered_map<CallId, std::unique_ptr<Call>> calls_;
+    std::vector<CallId> fresh_;  // submitted since the last schedule()
+    int64_t now_us_ = 0;         // of the last schedule()
+};
+
+}  // namespace parrot::scheduler
