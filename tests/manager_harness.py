@@ -179,7 +179,15 @@ class Manager:
     def check_at_rest(self) -> None:
         """Nothing is queued, nothing runs, and every engine's load is zero."""
         assert self.executor.dispatcher.num_busy == 0
+        self.check_load()
         assert all(engine.num_dispatched == 0 for engine in self.registry.alive)
+
+    def check_load(self) -> None:
+        """Scheduler and registry agree on how many calls each engine has."""
+        scheduler = self.executor.scheduler._scheduler
+        scheduler.check_invariants()
+        for engine in self.registry.alive:
+            assert scheduler.engine_load(engine.engine_id)[0] == engine.num_dispatched
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 3.0) -> None:

@@ -141,6 +141,7 @@ def test_cancelling_stops_the_running_call_and_late_replies_are_ignored(tiny_mod
         session = manager.submit(*CHAIN)
         await until(lambda: len(engine.dispatches) == 1)
         run_id = engine.dispatches[0].call_id
+        manager.check_load()
         manager.service.cancel(api.CancelBody(session_id=session, semantic_var_id="a"))
         with pytest.raises(errors.Cancelled):
             await manager.get(session, "a")

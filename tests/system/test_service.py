@@ -60,6 +60,19 @@ def test_a_value_flows_from_producer_to_consumer(shared: ServiceProcess) -> None
     check_at_rest(shared)
 
 
+def test_the_native_core_placed_and_reused(shared: ServiceProcess) -> None:
+    session = shared.session()
+    prompt = "A constant prefix that many calls share, word by word. " * 4 + "{{input:x}} {{output:out}}"
+    for name in ("first", "second"):
+        shared.submit(session, call_body(name, prompt, values={"x": name}))
+        shared.value(session, f"v-{name}")
+    reply = shared.http.get("/v1/engines").json()
+    assert reply["scheduler"]["placed"] >= 2
+    assert reply["scheduler"]["placed_prefix"] >= 1
+    assert reply["engines"][0]["stats"]["forks"] >= 1
+    assert shared.call(session, "second")["cached_tokens"] > 32
+
+
 def test_a_call_with_two_outputs_sees_its_own_first(shared: ServiceProcess) -> None:
     session = shared.session()
     sampling = {"max_tokens": 6, "ignore_eos": True}

@@ -45,9 +45,9 @@ class Executor:
         self.refusal: str | None = None  # why no work is taken any more
         self._tokenizer = tokenizer
         self._registry = registry
-        self._bridge = SchedulerBridge(config.scheduler)
+        self.scheduler = SchedulerBridge(config.scheduler)
         self.dispatcher = Dispatcher(
-            self.prompts, registry, self._bridge, self, max_retries=config.max_retries
+            self.prompts, registry, self.scheduler, self, max_retries=config.max_retries
         )
         self._applications: dict[str, Application] = {}
         self._numbers = itertools.count(1)
@@ -251,13 +251,13 @@ class Executor:
 
     def _free_contexts(self, engine_id: int, context_ids: list[wire.ContextId]) -> None:
         for context_id in context_ids:
-            self._bridge.forget_context(engine_id, context_id, 0)
+            self.scheduler.forget_context(engine_id, context_id, 0)
         engine = self._registry.get(engine_id)
         if engine is not None:
             self._registry.send(engine, wire.FreeContexts(tuple(context_ids)))
 
     def _evicted(self, engine: Engine, reply: wire.ContextsEvicted) -> None:
         for context_id, remaining in zip(reply.context_ids, reply.remaining, strict=False):
-            self._bridge.forget_context(engine.engine_id, context_id, remaining)
+            self.scheduler.forget_context(engine.engine_id, context_id, remaining)
             if remaining == 0:
                 self._contexts.evicted(context_id)

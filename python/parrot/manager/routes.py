@@ -109,4 +109,4 @@ def _add_views(router: APIRouter, service: Service, registry: EngineRegistry) ->
     @router.get("/engines", tags=["views"])
     async def engines() -> api.EnginesReply:
         """All engines that ever registered under a name."""
-        return api.EnginesReply(engines=registry.views())
+        return api.EnginesReply(engines=registry.views(), scheduler=service.executor.scheduler.counters())

@@ -97,10 +97,6 @@ class SchedulerBridge:
         """Decisions by reason."""
         return self._scheduler.counters()
 
-    def check_load(self, engine: Engine) -> bool:
-        """Whether scheduler and executor agree on how many runs the engine has (hard case 23)."""
-        return self._scheduler.engine_load(engine.engine_id)[0] == engine.num_dispatched
-
 
 def _group_id(run: Run) -> int:
     group = run.call.task_group
