@@ -42,7 +42,7 @@ class Strip(Body):
 
 
 class Regex(Body):
-    """First match of ``pattern`` (RE2 syntax); the value becomes ``group``: 0 (all of it), a number, a name."""
+    """First match of ``pattern`` (RE2 syntax); the value becomes ``group``: 0 = all, a number, a name."""
 
     op: Literal["regex"] = "regex"
     pattern: str = Field(max_length=4096)

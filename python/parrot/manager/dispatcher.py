@@ -281,16 +281,18 @@ class Dispatcher:
         for placement in self._bridge.schedule():
             run = self._runs.get(wire.CallId(placement.call_id))
             engine = self._registry.get(placement.engine_id)
-            if run is not None and engine is not None:
+            if run is None or engine is None:
+                continue  # stopped by the failure of another call in this loop
+            try:
                 self._dispatch(run, engine, placement)
+            except ParrotError as error:
+                self._owner.call_failed(run.call, error.to_info())
+            except Exception as error:
+                self._bug(run.call, error)
 
     def _dispatch(self, run: Run, engine: Engine, placement: Placement) -> None:
         call = run.call
-        try:
-            self._match_steps(run)
-        except ParrotError as error:
-            self._owner.call_failed(call, error.to_info())
-            return
+        self._match_steps(run)
         run.engine = engine
         engine.num_dispatched += 1
         steps = call.dispatch(engine.name)

@@ -142,7 +142,12 @@ class Executor:
         """Deduce objectives, then encode, place and send what is ready."""
         self._turn_is_due = False
         for application in self._stale:
-            for call in deduce(application.session.graph):
+            try:
+                changed = deduce(application.session.graph)
+            except Exception:  # a wrong order is no reason not to run
+                log.exception("objectives of session %s", application.session.session_id)
+                continue
+            for call in changed:
                 self.dispatcher.update_objective(call)
         self._stale.clear()
         self.dispatcher.turn()
