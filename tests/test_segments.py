@@ -34,7 +34,7 @@ FRAGMENTS = [
 ]
 texts = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12).map("".join)
 pieces_of_text = st.lists(st.builds(Piece, texts, st.booleans()), max_size=5)
-many_examples = settings(max_examples=40, deadline=None)
+many_examples = settings(max_examples=30, deadline=None)
 
 
 @cache
@@ -274,7 +274,7 @@ def smollm2(directory: Path) -> Tokenizer:
 
 
 @given(text=texts, positions=st.lists(st.integers(0, 200), max_size=6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_smollm2_text_cut_anywhere_gives_the_ids_of_the_whole(
     smollm2_dir: Path, text: str, positions: list[int]
 ) -> None:
@@ -288,7 +288,7 @@ def test_smollm2_text_cut_anywhere_gives_the_ids_of_the_whole(
 
 
 @given(before=pieces_of_text, after=pieces_of_text)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_smollm2_boundaries_are_stable(smollm2_dir: Path, before: list[Piece], after: list[Piece]) -> None:
     encoder = PromptEncoder(smollm2(smollm2_dir))
     prefix, whole = encoder.encode(before), encoder.encode([*before, *after])

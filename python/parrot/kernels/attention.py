@@ -83,7 +83,6 @@ def paged_attention(query: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Atten
     this step's keys and values are already written. Returns [T, heads, head_dim]. Slots that no sequence of
     the plan owns may hold anything, NaN too.
     """
-    k_cache, v_cache = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
     out = torch.empty_like(query)
     for group in plan.decodes:
         out.index_copy_(0, group.rows, _decode(query.index_select(0, group.rows), k_cache, v_cache, group))
@@ -95,22 +94,26 @@ def paged_attention(query: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Atten
 def _decode(query: Tensor, k_cache: Tensor, v_cache: Tensor, group: _Decodes) -> Tensor:
     """[n, heads, head_dim]. The heads that share a KV head stand in the place of query positions."""
     n, heads, head_dim = query.shape
-    kv_heads = k_cache.shape[1]
-    k = k_cache.index_select(0, group.slots).view(n, -1, kv_heads, head_dim).transpose(1, 2)
-    v = v_cache.index_select(0, group.slots).view(n, -1, kv_heads, head_dim).transpose(1, 2)
-    q = query.view(n, kv_heads, heads // kv_heads, head_dim)
+    k, v = _gather(k_cache, group.slots, n), _gather(v_cache, group.slots, n)
+    q = query.view(n, k.shape[1], -1, head_dim)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask).reshape(n, heads, head_dim)
 
 
 def _prefill(query: Tensor, k_cache: Tensor, v_cache: Tensor, chunk: _Chunk) -> Tensor:
-    """[chunk, heads, head_dim]. The heads that share a KV head are stacked along the query positions."""
+    """[rows, heads, head_dim]. The heads that share a KV head are stacked along the query positions."""
     rows, heads, head_dim = query.shape
-    kv_heads = k_cache.shape[1]
-    k = k_cache.index_select(0, chunk.slots).transpose(0, 1)[None]
-    v = v_cache.index_select(0, chunk.slots).transpose(0, 1)[None]
+    k, v = _gather(k_cache, chunk.slots, 1), _gather(v_cache, chunk.slots, 1)
+    kv_heads = k.shape[1]
     q = query.view(rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, head_dim)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.mask)
     return out.view(kv_heads, -1, rows, head_dim).permute(2, 0, 1, 3).reshape(rows, heads, head_dim)
+
+
+def _gather(cache: Tensor, slots: Tensor, n: int) -> Tensor:
+    """Rows of a cache for n sequences of one length; [n, kv_heads, length, head_dim], strided."""
+    kv_heads, head_dim = cache.shape[2:]
+    rows = cache.view(-1, kv_heads * head_dim).index_select(0, slots)
+    return rows.view(n, -1, kv_heads, head_dim).transpose(1, 2)
 
 
 def _groups(decodes: list[int], seq_lens: Sequence[int]) -> Iterator[list[int]]:
