@@ -388,3 +388,36 @@ def test_ended_calls_are_remembered(tiny_model: Path) -> None:
         assert views[0].prompt_tokens > 0
 
     run(tiny_model, scenario)
+
+
+def test_an_input_that_comes_before_the_engine_has_cleaned_up_is_not_missed(tiny_model: Path) -> None:
+    two = prompt_call("two", "Q {{output:a}} then {{input:late}} {{output:b}}")
+
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(last_word, held=True)
+        session = manager.submit(two, variables=[{"semantic_var_id": "late"}])
+        await until(lambda: len(engine.dispatches) == 1)
+        await engine.answer(engine.dispatches[0], num_outputs=1)
+        assert await manager.get(session, "a") == "Q!"
+        engine.held = False
+        manager.service.set_value(api.SetBody(session_id=session, semantic_var_id="late", value="now"))
+        assert await manager.get(session, "b") == "now!"
+
+    run(tiny_model, scenario)
+
+
+def test_a_session_arrives_anew_when_it_had_nothing_left_to_do(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(last_word, held=True)
+        session = manager.submit(CHAIN[0])
+        manager.submit(CHAIN[1], session_id=session)
+        await until(lambda: len(engine.dispatches) == 1)
+        engine.held = False
+        await engine.answer(engine.dispatches[0])
+        await manager.get(session, "b")
+        manager.submit(prompt_call("late", "Again {{input:a}} {{output:d}}"), session_id=session)
+        await manager.get(session, "d")
+        first, second, third = (dispatch.app_arrival_us for dispatch in engine.dispatches)
+        assert first == second < third
+
+    run(tiny_model, scenario)
