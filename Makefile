@@ -19,8 +19,8 @@ export CUDAARCHS ?= $(if $(shell command -v nvidia-smi),native,90a-real)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -type f)
-NATIVE_TESTS := $(wildcard tests/test_context_tree*.py tests/test_kvcache*.py tests/test_block_pool*.py \
-	tests/test_prefix_index*.py tests/test_scheduler*.py tests/test_core*.py)
+NATIVE_TESTS := $(wildcard tests/test_context_tree.py tests/test_core_*.py tests/test_prefix_*.py \
+	tests/test_scheduler.py tests/test_scheduler_quality.py tests/test_attention_plan.py)
 
 # An environment whose interpreter no longer starts (moved, or python was replaced) is begun again.
 ifneq ($(wildcard $(STAMPS)),)
@@ -121,10 +121,10 @@ $(STAMPS)/settings: FORCE | $(STAMPS)/venv
 
 $(STAMPS)/build: $(NATIVE_SOURCES) $(STAMPS)/deps $(STAMPS)/settings
 	$(call say,[5/5] building the native modules)
-	@$(PY) -m pip install -v --no-build-isolation --no-deps -e . > $(STAMPS)/build.log 2>&1 & pid=$$!; \
-	tail -n +1 -f --pid=$$pid $(STAMPS)/build.log | sed -u -n -E 's/^ *(\[[0-9]+\/[0-9]+\] (Building|Linking) .*)/    \1/p' & \
-	if wait $$pid; then wait; else wait; grep -E 'error|Error' -A 5 $(STAMPS)/build.log | head -40; \
-	echo "the build failed; its output is in $(STAMPS)/build.log" >&2; exit 1; fi
+	@$(PY) -m pip install -v --no-build-isolation --no-deps -e . 2>&1 | tee $(STAMPS)/build.log \
+	| sed -u -n -E 's/^ *(\[[0-9]+\/[0-9]+\] (Building|Linking) .*)/    \1/p' \
+	|| { grep -E 'error|Error' -A 5 $(STAMPS)/build.log | head -40; \
+	echo "the build failed; its output is in $(STAMPS)/build.log" >&2; exit 1; }
 	@touch $@
 
 $(STAMPS)/sanitize: $(NATIVE_SOURCES) $(STAMPS)/build
