@@ -363,7 +363,7 @@ def test_a_wide_submit_does_not_hold_up_the_loop(tiny_model: Path) -> None:
             before = time.monotonic()
             await asyncio.sleep(0)
             longest = max(longest, time.monotonic() - before)
-        assert longest < 0.25
+        assert longest < 0.5  # all at once would be some 2 s
 
     run(tiny_model, scenario)
 

@@ -151,11 +151,12 @@ class EngineRegistry:
         """The living engine of this id."""
         return self._by_id.get(engine_id)
 
-    def process_ended(self, pid: int) -> None:
-        """A child process of ours has ended: its engine is lost without waiting for heartbeats."""
-        for engine in self.alive:
-            if engine.registration.pid == pid:
-                self._lose(engine, "its process ended")
+    def process_ended(self, pid: int) -> bool:
+        """A child process has ended: its engine is lost without waiting for heartbeats. Whether it joined."""
+        lives = [engine for engine in self._engines.values() if engine.registration.pid == pid]
+        for engine in lives:
+            self._lose(engine, "its process ended")
+        return bool(lives)
 
     def views(self) -> tuple[EngineView, ...]:
         """Newest life of every name."""

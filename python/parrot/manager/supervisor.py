@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from ..config import EngineConfig
 
 log = logging.getLogger(__name__)
-_QUICK_DEATH_S = 10.0  # an engine that lives shorter did not start
+_QUICK_DEATH_S = 10.0
 _BACKOFF_S = (0.2, 1.0, 3.0, 10.0, 30.0)
 _TERMINATE_S = 3.0
 _MAX_LINE_BYTES = 64 * 1024
+_NUM_LAST_LINES = 12
 
 
 def engine_argv(config: EngineConfig) -> list[str]:
@@ -44,16 +45,17 @@ def engine_argv(config: EngineConfig) -> list[str]:
 class _Child:
     config: EngineConfig
     process: asyncio.subprocess.Process | None = None
-    quick_deaths: int = 0
+    num_failures: int = 0  # lives in a row that never joined, or were short
     last_exit: str = ""
-    stderr: deque[str] = field(default_factory=lambda: deque(maxlen=12))
+    last_words: deque[str] = field(default_factory=deque)  # of the life that ended last
 
 
 class Supervisor:
-    """Keeps one process per engine configuration alive; ``on_exit`` is told the id of one that ended."""
+    """Keeps one process per engine configuration alive. ``on_exit`` is told the id of a process that ended,
+    and says whether that engine had ever joined."""
 
     def __init__(
-        self, engines: Sequence[EngineConfig], manager_address: str, on_exit: Callable[[int], None]
+        self, engines: Sequence[EngineConfig], manager_address: str, on_exit: Callable[[int], bool]
     ) -> None:
         self._on_exit = on_exit
         self._children = [
@@ -81,10 +83,10 @@ class Supervisor:
     def problem(self) -> str | None:
         """Why an engine does not come up, with the end of what it printed; None while nothing is known."""
         for child in self._children:
-            if child.quick_deaths >= 2:
+            if child.num_failures:
                 return (
-                    f"{child.config.name} died at start {child.quick_deaths} times in a row "
-                    f"({child.last_exit}): {' | '.join(child.stderr)}"
+                    f"{child.config.name} does not come up, it ended {child.num_failures} times in a row "
+                    f"({child.last_exit}): {' | '.join(child.last_words)}"
                 )
         return None
 
@@ -96,10 +98,11 @@ class Supervisor:
     async def _keep_alive(self, child: _Child) -> None:
         while True:
             started = time.monotonic()
-            await self._run_once(child)
+            has_joined = await self._run_once(child)
             lived_s = time.monotonic() - started
-            child.quick_deaths = child.quick_deaths + 1 if lived_s < _QUICK_DEATH_S else 0
-            pause_s = _BACKOFF_S[min(child.quick_deaths, len(_BACKOFF_S) - 1)]
+            is_failure = not has_joined or lived_s < _QUICK_DEATH_S
+            child.num_failures = child.num_failures + 1 if is_failure else 0
+            pause_s = _BACKOFF_S[min(child.num_failures, len(_BACKOFF_S) - 1)]
             log.warning(
                 "%s ended (%s) after %.1f s; starting it again in %.1f s",
                 child.config.name,
@@ -109,8 +112,8 @@ class Supervisor:
             )
             await asyncio.sleep(pause_s)
 
-    async def _run_once(self, child: _Child) -> None:
-        child.stderr.clear()
+    async def _run_once(self, child: _Child) -> bool:
+        """One life of a process; whether it joined."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *engine_argv(child.config),
@@ -121,15 +124,17 @@ class Supervisor:
             )
         except OSError as error:
             child.last_exit = f"cannot start: {error}"
-            return
+            return False
         child.process = process
         log.info("%s started as process %d", child.config.name, process.pid)
         assert process.stderr is not None
-        await _pass_on(process.stderr, child.stderr)
+        last_words: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        await _pass_on(process.stderr, last_words)
         code = await process.wait()
         child.process = None
         child.last_exit = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self._on_exit(process.pid)
+        child.last_words = last_words
+        return self._on_exit(process.pid)
 
 
 async def _pass_on(stream: asyncio.StreamReader, tail: deque[str]) -> None:
