@@ -147,6 +147,32 @@ def test_no_later_text_changes_the_ids_before_a_boundary(
         assert np.array_equal(whole.token_ids[:boundary], prefix.token_ids[:boundary])
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("byte-level-gpt2", Piece("And we'l"), Piece("l see")),  # two pre-tokens become a contraction
+        ("byte-level-gpt2", Piece("a  "), Piece(" b")),
+        ("byte-level-llama3", Piece("a\n   "), Piece("\nb")),  # two pre-tokens become one run of lines
+        ("byte-level-llama3", Piece("in 12"), Piece("3 and 4")),
+        ("byte-level-qwen2-nfc", Piece("cafe"), Piece("\u0301 au lait")),
+        ("byte-level-qwen2-nfc", Piece("a\u0315"), Piece("\u0300 b")),  # marks change places
+        ("byte-level-qwen2-nfc", Piece("\u1112"), Piece("\u1161\u11ab b")),
+        ("byte-level-prefix-space", Piece("\n'"), Piece("s")),
+        ("byte-level-digits", Piece("some words <|im_", control=True), Piece("end|>", control=True)),
+        ("sentencepiece-prepend", Piece("The quick bro", control=True), Piece("wn</s>", control=True)),
+    ],
+)
+def test_hard_ends_of_pieces(name: str, before: Piece, after: Piece) -> None:
+    encoder = PromptEncoder(zoo()[name])
+    prefix, whole, at_once = (
+        encoder.encode(pieces)
+        for pieces in ([before], [before, after], [Piece(before.text + after.text, control=before.control)])
+    )
+    assert np.array_equal(whole.token_ids, at_once.token_ids)
+    for boundary in prefix.boundaries:
+        assert np.array_equal(whole.token_ids[:boundary], prefix.token_ids[:boundary])
+
+
 @pytest.mark.parametrize("name", BUILDERS)
 @many_examples
 @given(pieces=pieces_of_text)
@@ -196,6 +222,12 @@ def test_exactly_one_bos_whether_or_not_the_prompt_carries_it(text: str) -> None
     )
     assert prompt.token_ids[0] == 1
     assert prompt.token_ids.tolist().count(1) == 1
+
+
+def test_boundaries_count_the_bos_that_was_put_in_front_or_left_out() -> None:
+    encoder = PromptEncoder(zoo()["sentencepiece-prepend"])
+    for text in ("<s></s>", "</s>", "<s><s></s>"):
+        assert encoder.encode([Piece(text, control=True)]).boundaries.tolist() == [2]
 
 
 def test_text_that_follows_generated_ids_gets_no_bos_and_no_space() -> None:
