@@ -184,6 +184,9 @@ def test_throughput_marks_ancestors_and_latency_is_stricter() -> None:
     assert depths(graph) == {"A": 1, "B": 0, "C": None}
     graph = deduced(*calls, labels={"b": "THROUGHPUT", "c": "LATENCY"})
     assert latency_calls(graph) == {"A", "C"}
+    graph = deduced(*calls, labels={"a": "LATENCY", "b": "THROUGHPUT"})
+    assert latency_calls(graph) == {"A"}
+    assert depths(graph) == {"A": 0, "B": 0, "C": None}
 
 
 def test_a_later_label_upgrades_what_has_not_finished() -> None:
@@ -222,6 +225,21 @@ def test_a_group_stays_one_while_its_members_finish() -> None:
     submit(graph, flow_call("X", [], ["x"]), labels={"x": "LATENCY"})
     assert [call.request_id for call in deduce(graph)] == ["X"]
     assert groups(graph) == {0: {"M0", "M1", "M2"}}
+
+
+def test_the_halves_of_a_split_group_get_different_numbers() -> None:
+    graph = deduced(
+        *[flow_call(f"M{i}", [], [f"m{i}"]) for i in range(4)],
+        flow_call("R1", ["m0", "m1"], ["r1"]),
+        flow_call("R2", ["m2", "m3"], ["r2"]),
+        flow_call("All", ["m0", "m1", "m2", "m3"], ["all"]),
+        labels={"r1": "LATENCY", "r2": "LATENCY", "all": "LATENCY"},
+    )
+    assert groups(graph) == {0: {"M0", "M1", "M2", "M3"}}
+    graph.cancel("all")
+    graph.is_stale = True
+    deduce(graph)
+    assert groups(graph) == {0: {"M0", "M1"}, 1: {"M2", "M3"}}
 
 
 def test_groups_of_later_submits_get_new_numbers() -> None:

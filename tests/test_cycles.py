@@ -40,6 +40,15 @@ def test_a_call_that_reads_its_own_output_first_is_refused() -> None:
     refuse(make_graph(), "A", prompt_call("A", "{{input:i}}{{output:x}}", read("i", "x")))
 
 
+def test_a_first_output_that_waits_for_a_later_one_is_refused() -> None:
+    refuse(
+        make_graph(),
+        "variable y",
+        prompt_call("A", "{{input:q}}{{output:x}}{{output:y}}"),
+        flow_call("B", ["y"], ["q"]),
+    )
+
+
 def test_a_cycle_through_derived_variables_is_refused() -> None:
     refuse(make_graph(), "variable d", flow_call("A", ["d"], ["x"]), variables=[join("d", "x")])
     refuse(make_graph(), "variable e", variables=[join("d", "e"), join("e", "d")])

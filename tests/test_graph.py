@@ -253,7 +253,7 @@ def test_a_call_lost_by_its_engine_keeps_the_outputs_that_came() -> None:
     call.dispatch("engine-0")
     graph.complete(call, 0, "x")
     call.requeue()
-    assert call.state is CallState.QUEUED
+    assert (call.state, call.engine, call.num_dispatched) == (CallState.QUEUED, None, 1)
     assert [step.index for step in call.dispatch("engine-1")] == [1]
     assert graph.complete(call, 1, "y").stopped == []
     assert states(graph) == {"A": "done"}

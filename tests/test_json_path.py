@@ -55,6 +55,7 @@ def test_a_deep_document_is_walked_without_recursion() -> None:
     assert first_match(compile_path("$..a"), document) == (1,)
 
 
-def test_a_walk_without_a_match_stops_at_the_budget() -> None:
+@pytest.mark.parametrize("path", ["$..*..*..x", "$..x", "$[*].$[*].$[*].x"])
+def test_a_walk_without_a_match_stops_at_the_budget(path: str) -> None:
     with pytest.raises(PathBudgetExceeded):
-        first_match(compile_path("$..*..*..x"), [[1] * 1000] * 1000)
+        first_match(compile_path(path), [[1] * 1000] * 1000)
