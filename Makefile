@@ -33,7 +33,7 @@ say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 PROGRESS := sed -u -n -E 's/^(Collecting|Installing collected|Successfully|ERROR|error)/    \1/p; s/^ +(Downloading)/    \1/p'
 # $(call timed,name,commands): runs them and prints what they took.
 define timed
-@printf '\033[1m==> %s\033[0m\n' "$(1)"; begin=$$SECONDS; $(2); took=$$((SECONDS - begin)); \
+@printf '\033[1m==> %s\033[0m\n' "$(1)"; begin=$$SECONDS; { $(2); } || exit 1; took=$$((SECONDS - begin)); \
 printf '    %s: %d min %02d s\n' "$(1)" $$((took / 60)) $$((took % 60))
 endef
 
@@ -49,7 +49,7 @@ test: lint unit sanitize ## lint, types, all tests, and the native tests under s
 
 lint: $(STAMPS)/build ## ruff, clang-format, mypy strict
 	$(call timed,lint,$(PY) -m ruff check . && $(PY) -m ruff format --check . \
-	&& find csrc -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror \
+	&& find csrc -name '*.[chp]*' -o -name '*.cu*' | xargs $(VENV)/bin/clang-format --dry-run -Werror \
 	&& $(PY) -m mypy)
 
 unit: $(STAMPS)/build $(STAMPS)/model ## pytest, system tests included
@@ -68,7 +68,7 @@ wheel: $(STAMPS)/deps ## a wheel in dist/
 
 format: $(STAMPS)/deps ## rewrite the sources in the project's format
 	@$(PY) -m ruff check --fix -q . ; $(PY) -m ruff format -q . ; \
-	find csrc -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format -i
+	find csrc -name '*.[chp]*' -o -name '*.cu*' | xargs $(VENV)/bin/clang-format -i
 
 clean: ## remove everything that was built, .venv included
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis

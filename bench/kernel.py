@@ -113,7 +113,7 @@ def time_graph(launches: list[Any], repeats: int) -> float:
         end.record()
         end.synchronize()
         times.append(1000 * start.elapsed_time(end) / len(launches))
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def measure(row: Row, dtype: torch.dtype, repeats: int, **options: Any) -> dict[str, Any]:
@@ -170,7 +170,8 @@ def run(quick: bool) -> dict[str, Any]:
         rows.append(result)
         peer = f"{result['peer_us']:8.1f}" if result["peer_us"] else "       -"
         print(
-            f"{result['row']:<34}{result['us']:9.1f} us  floor {result['floor_us']:7.1f}  x{result['over_floor']:5.2f}"
+            f"{result['row']:<34}{result['us']:9.1f} us  floor {result['floor_us']:7.1f}"
+            f"  x{result['over_floor']:5.2f}"
             f"  best peer {peer}  plan {result['plan_us']:6.1f} us  error {result['error']:.1e}",
             flush=True,
         )

@@ -1,7 +1,7 @@
-"""A pytest plugin that tests another build of the native core: ``PARROT_CORE=path pytest -p tests.native_build``.
+"""A pytest plugin that tests another build of the core: `PARROT_CORE=path pytest -p tests.native_build`.
 
-An editable install resolves ``parrot._core`` itself, so the other build is put in place before anything imports
-it. `make sanitize` runs the native tests this way against a build with AddressSanitizer.
+An editable install resolves ``parrot._core`` itself, so the other build is put in place before anything
+imports it. `make sanitize` runs the native tests this way against a build with AddressSanitizer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The native KV cache: every context always reads back the KV of exactly its own tokens, and no block leaks."""
+"""The native KV cache: a context always reads back the KV of exactly its own tokens, and no block leaks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class Cache:
         self.reserved: dict[int, Tokens] = {}
         self.computed: dict[int, set[Tokens]] = {}  # domain -> every sequence that was ever committed
 
-    def open(self, context_id: int, tokens: Sequence[int], max_prefix: int | None = None, domain: int = 0) -> int:
+    def open(
+        self, context_id: int, tokens: Sequence[int], max_prefix: int | None = None, domain: int = 0
+    ) -> int:
         limit = len(tokens) if max_prefix is None else max_prefix
         length = self.tree.open(context_id, domain, i32(tokens), limit)
         self.domains[context_id], self.contents[context_id] = domain, tuple(tokens[:length])
@@ -51,7 +53,10 @@ class Cache:
 
     def fork(self, context_id: int, parent: int, length: int) -> None:
         self.tree.fork(context_id, parent, length)
-        self.domains[context_id], self.contents[context_id] = self.domains[parent], self.contents[parent][:length]
+        self.domains[context_id], self.contents[context_id] = (
+            self.domains[parent],
+            self.contents[parent][:length],
+        )
 
     def reserve(self, batch: dict[int, Sequence[int]]) -> npt.NDArray[np.int32]:
         """Reserve, copy as told, and write garbage where the step is going to write."""
@@ -129,7 +134,7 @@ NEW_TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
 
 
 class ContextTreeMachine(RuleBasedStateMachine):
-    """Random verbs on a small cache with small blocks and two tokens, so that paths meet and part all the time."""
+    """Random verbs on a small cache with small blocks and two tokens: paths meet and part all the time."""
 
     @initialize(num_blocks=st.integers(4, 24), block_size=st.integers(1, 5))
     def start(self, num_blocks: int, block_size: int) -> None:
@@ -194,7 +199,13 @@ class ContextTreeMachine(RuleBasedStateMachine):
     def snapshot(self) -> list[object]:
         tree = self.cache.tree
         tables = [self.cache.table(c) for c in self.cache.contents]
-        return [tables, tree.num_free_blocks, tree.num_evictable_blocks, tree.num_held_blocks, tree.counters()]
+        return [
+            tables,
+            tree.num_free_blocks,
+            tree.num_evictable_blocks,
+            tree.num_held_blocks,
+            tree.counters(),
+        ]
 
     @precondition(lambda self: self.cache.reserved)
     @rule(data=st.data())
@@ -288,7 +299,9 @@ def test_a_parent_that_goes_on_after_its_fork_wrote_gets_the_copy(cache: Cache) 
 
 
 @pytest.mark.parametrize("offset", range(34))
-def test_fork_at_every_offset_shares_whole_blocks_and_copies_the_partial_one(cache: Cache, offset: int) -> None:
+def test_fork_at_every_offset_shares_whole_blocks_and_copies_the_partial_one(
+    cache: Cache, offset: int
+) -> None:
     cache.prefill(1, range(34))
     cache.fork(2, 1, offset)
     num_free = cache.tree.num_free_blocks
@@ -511,7 +524,12 @@ INVALID_CALLS: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
     ("open", (9, 0, i32([1]), 2), ValueError, r"max_prefix must be in .*\[0, 1\], got 2"),
     ("open", (9, 0, i32([1]), -1), ValueError, "max_prefix.*got -1"),
     ("open", (9, 0, i32([1, -5]), 0), ValueError, "token_ids must be >= 0, got -5 at index 1"),
-    ("open", (9, 0, np.array([1.0]), 0), ValueError, r"token_ids: expected .*int32.*got dtype float64, shape \(1,\)"),
+    (
+        "open",
+        (9, 0, np.array([1.0]), 0),
+        ValueError,
+        r"token_ids: expected .*int32.*got dtype float64, shape \(1,\)",
+    ),
     ("open", (9, 0, [1], 0), ValueError, "token_ids: expected .*list"),
     ("open", (9, 0, i32([1, 2, 3])[::2], 0), ValueError, r"token_ids: .*strides \(8,\)"),
     ("open", (9, 0, i32([[1]]), 0), ValueError, r"token_ids: .*shape \(1, 1\)"),
@@ -525,13 +543,33 @@ INVALID_CALLS: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
     ("reserve", (i64(77), i32([1]), i32([1]), int_max(1)), KeyError, "context_ids: no context has the id 77"),
     ("reserve", (i64(2), i32([1]), i32([1]), int_max(1)), ValueError, "context_ids 2 is cached, not held"),
     ("reserve", (i64(3), i32([1]), i32([1]), int_max(1)), ValueError, "3 has an open reservation already"),
-    ("reserve", (i64(1), i32([0]), i32([]), int_max(0)), ValueError, "counts must be > 0, got 0 for context_id 1"),
-    ("reserve", (i64(1), i32([1, 1]), i32([1, 1]), int_max(2)), ValueError, "counts must have 1 entries.*got 2"),
+    (
+        "reserve",
+        (i64(1), i32([0]), i32([]), int_max(0)),
+        ValueError,
+        "counts must be > 0, got 0 for context_id 1",
+    ),
+    (
+        "reserve",
+        (i64(1), i32([1, 1]), i32([1, 1]), int_max(2)),
+        ValueError,
+        "counts must have 1 entries.*got 2",
+    ),
     ("reserve", (i64(1), i32([2]), i32([1]), int_max(1)), ValueError, r"sum\(counts\) = 2 entries, got 1"),
     ("reserve", (i64(1), i32([1]), i32([1]), int_max(2)), ValueError, "slots must have .* 1 entries, got 2"),
     ("reserve", (i64(1), i32([1]), i32([-1]), int_max(1)), ValueError, "got -1 at index 0"),
-    ("reserve", (i64(1), i32([1]), i32([1]), read_only(int_max(1))), ValueError, "slots: the array is read-only"),
-    ("reserve", (i32([1]), i32([1]), i32([1]), int_max(1)), ValueError, "context_ids: expected .*int64.*int32"),
+    (
+        "reserve",
+        (i64(1), i32([1]), i32([1]), read_only(int_max(1))),
+        ValueError,
+        "slots: the array is read-only",
+    ),
+    (
+        "reserve",
+        (i32([1]), i32([1]), i32([1]), int_max(1)),
+        ValueError,
+        "context_ids: expected .*int64.*int32",
+    ),
     ("reserve", (i64(1), i32([2**31 - 1]), i32([1]), int_max(1)), ValueError, "= 2147483647 entries, got 1"),
     ("commit", (i64(1),), ValueError, "context_ids: 1 has no open reservation"),
     ("commit", (i64(3, 3),), ValueError, "context_ids has 3 twice"),

@@ -1,4 +1,4 @@
-"""A three-call application on an embedded service; CI runs it with the installed wheel, outside the sources."""
+"""A three-call application on an embedded service; CI runs it with the installed wheel alone."""
 
 from __future__ import annotations
 
