@@ -156,6 +156,7 @@ def test_no_later_text_changes_the_ids_before_a_boundary(
         ("byte-level-llama3", Piece("in 12"), Piece("3 and 4")),
         ("byte-level-qwen2-nfc", Piece("cafe"), Piece("\u0301 au lait")),
         ("byte-level-qwen2-nfc", Piece("a\u0315"), Piece("\u0300 b")),  # marks change places
+        ("byte-level-qwen2-nfc", Piece("e\u0301\u0323 "), Piece("b")),
         ("byte-level-qwen2-nfc", Piece("\u1112"), Piece("\u1161\u11ab b")),
         ("byte-level-prefix-space", Piece("\n'"), Piece("s")),
         ("byte-level-digits", Piece("some words <|im_", control=True), Piece("end|>", control=True)),
@@ -169,6 +170,9 @@ def test_hard_ends_of_pieces(name: str, before: Piece, after: Piece) -> None:
         for pieces in ([before], [before, after], [Piece(before.text + after.text, control=before.control)])
     )
     assert np.array_equal(whole.token_ids, at_once.token_ids)
+    if not before.control:
+        expected = literal_backend(name).encode(before.text + after.text, add_special_tokens=False).ids
+        assert whole.token_ids.tolist() == expected
     for boundary in prefix.boundaries:
         assert np.array_equal(whole.token_ids[:boundary], prefix.token_ids[:boundary])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 
 import numpy as np
@@ -13,9 +14,7 @@ from .tokenizer import Tokenizer
 
 NO_IDS: Ids = np.empty(0, dtype=np.int32)
 LONG_TEXT = 4096  # characters; about a millisecond
-# A contraction or white space may still grow from the last two pre-tokens into one; and of two, the second
-# begins with a letter, digit or space if the first begins with marks, so that these compose no further.
-UNSTABLE_PRETOKENS = 2
+UNSTABLE_PRETOKENS = 2  # a contraction or white space may still grow from the last two into one
 
 Splitter = Callable[[str, bool], tuple[Ids, str]]
 """(text of a run from its start or from a cut, whether it gets a space put before it) -> (ids of a prefix of
@@ -59,15 +58,28 @@ def _split_pretokens(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[I
     backend = tokenizer.literal if at_start else tokenizer.literal_middle
     encoding = _encode(backend, text)
     words, offsets = encoding.word_ids, encoding.offsets
+    composes = tokenizer.layout.composes
     num_unstable = 0
     for index in range(len(words) - 1, 0, -1):
         if words[index] == words[index - 1]:
             continue
         num_unstable += 1
         cut = offsets[index][0]
-        if num_unstable >= UNSTABLE_PRETOKENS and cut > 0:
+        if num_unstable >= UNSTABLE_PRETOKENS and cut > 0 and not (composes and _may_compose(text[cut])):
             return np.array(encoding.ids[:index], dtype=np.int32), text[cut:]
     return NO_IDS, text
+
+
+def _may_compose(char: str) -> bool:
+    """Whether canonical composition may join this character with those before it, or change their order:
+    marks, Hangul jamo, and the planes of scripts in which vowel signs count as letters."""
+    if char.isascii():
+        return False
+    return (
+        unicodedata.category(char).startswith("M")
+        or "\u1100" <= char <= "\u11ff"
+        or "\U00011000" <= char <= "\U00016fff"
+    )
 
 
 def _last_space(_: TokenizerLayout, text: str) -> int:

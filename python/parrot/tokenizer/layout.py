@@ -59,6 +59,7 @@ class TokenizerLayout:
 
     cut_kind: CutKind
     prefix_space: PrefixSpace
+    composes: bool  # PRETOKENS: the normaliser composes characters (NFC)
     joinable: frozenset[str]  # PAIRS: two-character strings that occur inside tokens
     known_chars: frozenset[str] | None  # PAIRS: only between these may a cut fall; None: anywhere
     control_ids: Mapping[str, int]
@@ -139,6 +140,7 @@ def _layout(
     return TokenizerLayout(
         cut_kind=CutKind.PAIRS if pairs else kind,
         prefix_space=_prefix_space(normalizers, steps),
+        composes=bool(normalizers) and kind is CutKind.PRETOKENS,
         joinable=_joinable(spec["model"]) if pairs else frozenset(),
         known_chars=_known_chars(spec["model"]) if pairs else None,
         control_ids=control,
