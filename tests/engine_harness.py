@@ -70,6 +70,7 @@ class Harness:
         max_batch_size: int = 16,
         max_batch_tokens: int = 64,
     ) -> None:
+        self.tokenizer = tokenizer
         self.runner = ModelRunner(model, num_blocks, torch.float32, torch.device("cpu"))
         self.engine = Engine(
             self.runner, tokenizer, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens
@@ -77,7 +78,7 @@ class Harness:
         self.results: dict[int, Result] = defaultdict(Result)
         self.evicted: list[tuple[int, int]] = []
         self.log: list[object] = []
-        self._next_id = 1
+        self.next_id = 1
 
     def submit(
         self,
@@ -107,8 +108,8 @@ class Harness:
         stream: bool = False,
     ) -> int:
         """A call of any verbs: a list of ids fills, a Sampling generates."""
-        call_id = self._next_id
-        self._next_id += 1
+        call_id = self.next_id
+        self.next_id += 1
         program = tuple(self._verb(verb, ContextId(call_id)) for verb in verbs)
         self.engine.submit(Dispatch(CallId(call_id), domain, arrival, "THROUGHPUT", program, stream=stream))
         return call_id
@@ -125,6 +126,7 @@ class Harness:
             self.log.append(reply)
             if isinstance(reply, ContextsEvicted):
                 self.evicted += zip(reply.context_ids, reply.remaining, strict=True)
+                assert all(self.results[c].done for c in reply.context_ids), "not cached by a finished call"
                 continue
             result = self.results[reply.call_id]
             assert not result.ended, f"{reply} after the end of its call"

@@ -59,10 +59,6 @@ def prompt_of(length: int, seed: int = 0, vocab: int = 256) -> list[int]:
     return np.random.default_rng(seed).integers(3, vocab, length).tolist()
 
 
-def spelled(harness: Harness, text: str) -> list[int]:
-    return harness.engine._tokenizer.encode(text).tolist()
-
-
 # --- the same ids as one request at a time -----------------------------------------------------------------
 
 
@@ -122,7 +118,7 @@ def test_forks_that_diverge_inside_one_partial_block_give_their_own_ids(
 def test_calls_that_share_a_prefix_compute_it_once(make: MakeHarness, oracle: Oracle) -> None:
     shared = prompt_of(200, seed=2)
     prompts = [shared + prompt_of(3, seed=50 + i) for i in range(16)]
-    harness = make()
+    harness = make(max_batch_tokens=8192)  # room for all of them in one step
     results = harness.run(*[harness.submit(prompt, max_tokens=4) for prompt in prompts])
     assert harness.engine.stats().prefill_tokens < 200 + 16 * 32
     assert [result.ids for result in results] == [oracle(prompt, 4) for prompt in prompts]
@@ -146,6 +142,18 @@ def test_another_domain_shares_no_tokens(make: MakeHarness, oracle: Oracle) -> N
     first, other, again = (harness.generate(prompt, domain=domain) for domain in (1, 2, 1))
     assert [r.fills[0].cached_tokens for r in (first, other, again)] == [0, 0, 49]
     assert first.ids == other.ids == again.ids == oracle(prompt, 8)
+
+
+def test_a_long_prefill_does_not_hold_up_decodes(make: MakeHarness) -> None:
+    harness = make(max_batch_tokens=64)
+    decoding = harness.submit(prompt_of(10, seed=1), max_tokens=8, arrival=20)
+    harness.step()
+    prefilling = harness.submit(prompt_of(600, seed=2), max_tokens=1, arrival=10)
+    for _ in range(7):
+        harness.step()
+    assert harness.results[decoding].done is not None
+    assert harness.results[prefilling].done is None
+    harness.run()
 
 
 # --- blocks ------------------------------------------------------------------------------------------------
@@ -242,6 +250,16 @@ def test_the_application_that_arrived_first_is_admitted_first(make: MakeHarness)
     late = harness.submit(prompt_of(4, seed=1), max_tokens=1, arrival=20)
     early = harness.submit(prompt_of(4, seed=2), max_tokens=1, arrival=10)
     harness.run()
+    done = [reply.call_id for reply in harness.log if type(reply).__name__ == "CallDone"]
+    assert done == [early, late]
+
+
+def test_the_application_that_arrived_last_gives_up_its_blocks(make: MakeHarness) -> None:
+    harness = make(num_blocks=8)
+    late = harness.submit(prompt_of(20, seed=1), max_tokens=60, arrival=20)
+    early = harness.submit(prompt_of(20, seed=2), max_tokens=60, arrival=10)
+    harness.run()
+    assert harness.engine.stats().preemptions > 0
     done = [reply.call_id for reply in harness.log if type(reply).__name__ == "CallDone"]
     assert done == [early, late]
 
@@ -369,7 +387,7 @@ def test_a_stop_string_cuts_text_and_context_at_the_same_place(
     assert output.text == text[: text.index(stop)]
     assert output.finish_reason == "stop"
     assert result.chunks[1] == output.text
-    assert harness.engine._tokenizer.decode(result.ids) == output.text
+    assert harness.tokenizer.decode(result.ids) == output.text
     assert result.ids_of(1) == oracle(prompt + result.ids + follow, 5)
     tokens = harness.engine.tree.tokens(call).tolist()
     assert tokens == (prompt + result.ids + follow + result.ids_of(1))[: len(tokens)]
@@ -385,7 +403,7 @@ def test_streamed_chunks_add_up_to_the_text(make: MakeHarness) -> None:
 def test_a_text_cut_inside_a_character_is_the_text_of_its_ids(make: MakeHarness) -> None:
     harness = make()
     for result in harness.run(*[harness.submit(prompt_of(6, seed=i), max_tokens=5) for i in range(20)]):
-        assert result.outputs[0].text == harness.engine._tokenizer.decode(result.ids)
+        assert result.outputs[0].text == harness.tokenizer.decode(result.ids)
 
 
 # --- sampling ----------------------------------------------------------------------------------------------
@@ -404,6 +422,11 @@ def test_a_seeded_output_is_the_same_alone_and_in_a_batch(make: MakeHarness) -> 
     batch = harness.run(*[harness.submit(p, **o) for p, o in zip(prompts, options, strict=True)])
     assert [result.ids for result in batch] == alone
     assert alone[0] != alone[2]
+
+
+def test_every_id_of_a_sampled_output_has_its_own_number(make: MakeHarness) -> None:
+    result = make().generate(prompt_of(5), max_tokens=30, temperature=100.0, seed=5)
+    assert len(set(result.ids)) > 20
 
 
 # --- failures ----------------------------------------------------------------------------------------------
@@ -492,7 +515,7 @@ def test_reset_forgets_calls_and_contexts_so_that_ids_may_start_again(
     harness.engine.reset()
     assert not harness.engine.has_work
     harness.results.clear()
-    harness._next_id = 1
+    harness.next_id = 1
     prompt = prompt_of(20, seed=3)
     assert harness.generate(prompt, max_tokens=3).ids == oracle(prompt, 3)
 
