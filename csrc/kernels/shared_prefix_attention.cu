@@ -56,13 +56,30 @@ int grid_size(const Device& device) {
     return launch.blocks_per_multiprocessor * device.num_multiprocessors;
 }
 
+// Launches so that the kernel may start before the one ahead of it ends: kernels wait on the device where
+// they first need its results (Hopper and later).
+template <typename Kernel>
+void launch_early(Kernel kernel, int blocks, int threads, size_t bytes,
+                  const SharedPrefixAttentionParams& params, const Device& device, cudaStream_t stream) {
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = device.major >= 9 ? 1 : 0;
+    PARROT_CUDA(cudaLaunchKernelEx(&config, kernel, params));
+}
+
 template <typename T, int kHeadDim, int kStages>
 void launch_attention(const SharedPrefixAttentionParams& params, const Device& device, cudaStream_t stream) {
     const Launch launch = prepare<T, kHeadDim, kStages>();
-    const int grid = launch.blocks_per_multiprocessor * device.num_multiprocessors;
-    shared_prefix_attention_kernel<T, kHeadDim, kStages>
-        <<<grid, launch.threads, shared_bytes<kHeadDim, kStages>(), stream>>>(params);
-    PARROT_CUDA(cudaGetLastError());
+    launch_early(shared_prefix_attention_kernel<T, kHeadDim, kStages>,
+                 launch.blocks_per_multiprocessor * device.num_multiprocessors, launch.threads,
+                 shared_bytes<kHeadDim, kStages>(), params, device, stream);
 }
 
 template <typename T, int kHeadDim>
@@ -73,16 +90,8 @@ void launch(const SharedPrefixAttentionParams& params, cudaStream_t stream) {
     } else {
         launch_attention<T, kHeadDim, 2>(params, device, stream);
     }
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(params.num_requests * params.num_heads);
-    config.blockDim = dim3(kThreads);
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = device.major >= 9 ? 1 : 0;
-    PARROT_CUDA(cudaLaunchKernelEx(&config, merge_parts_kernel<T, kHeadDim>, params));
+    launch_early(merge_parts_kernel<T, kHeadDim>, params.num_requests * params.num_heads, kThreads, 0, params,
+                 device, stream);
 }
 
 // Describes a cache [num_blocks * 16, num_kv_heads * head_dim] in boxes of one block and 64 columns.
