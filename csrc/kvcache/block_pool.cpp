@@ -1,5 +1,7 @@
 #include "kvcache/block_pool.hpp"
 
+#include <stdexcept>
+
 namespace parrot::kvcache {
 
 BlockPool::BlockPool(std::int32_t num_blocks) : num_references_(static_cast<std::size_t>(num_blocks), 0) {
@@ -8,6 +10,7 @@ BlockPool::BlockPool(std::int32_t num_blocks) : num_references_(static_cast<std:
 }
 
 std::int32_t BlockPool::allocate() {
+    if (free_.empty()) throw std::logic_error("BlockPool::allocate: no block is free");
     const std::int32_t block = free_.back();
     free_.pop_back();
     num_references_[static_cast<std::size_t>(block)] = 1;

@@ -11,7 +11,7 @@ class BlockPool {
   public:
     explicit BlockPool(std::int32_t num_blocks);
 
-    /// A free block with one reference. There must be one.
+    /// A free block, with one reference. Throws std::logic_error when there is none: callers make room first.
     std::int32_t allocate();
     void retain(std::int32_t block) { ++num_references_[static_cast<std::size_t>(block)]; }
     /// Drop one reference; the block is free after the last one.

@@ -134,7 +134,7 @@ void PrefixTree::drop_root_if_empty(Node& node) {
 }
 
 // Cuts a node in two at a committed position. The lower part stays the same node, so that the contexts and
-// children at its end need no change; the pins and the age of the upper part are those of its only child.
+// children at its end need no change. The caller lets a held context end at the upper part.
 Node& PrefixTree::split(Node& lower, std::int32_t position) {
     Node& parent = *lower.parent;
     const std::int32_t num_upper = position - lower.start;
@@ -150,7 +150,6 @@ Node& PrefixTree::split(Node& lower, std::int32_t position) {
     upper.shares_first_block = lower.shares_first_block;
     upper.tail_taken = inside_block;
     upper.num_pins = lower.num_pins > 0 ? 1 : 0;
-    upper.last_use = lower.last_use;
 
     unlink_child(lower);
     link_child(parent, upper, upper.tokens.front());

@@ -47,7 +47,7 @@ void PrefixTree::cut(Context& context, std::int32_t length) {
 }
 
 void PrefixTree::evict(std::int32_t num_blocks) {
-    while (num_blocks > 0) {
+    while (num_blocks > 0 && !eviction_queue_.empty()) {
         Node& leaf = nodes_[static_cast<std::size_t>(eviction_queue_.begin()->node_id)];
         num_blocks -= evict_from(leaf, num_blocks);
     }
