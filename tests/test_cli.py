@@ -101,6 +101,23 @@ def test_an_unknown_model_is_one_line_too(
     assert line.startswith("error: there is no model 'no-such-model'")
 
 
+def test_models_are_listed_with_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PARROT_CACHE", str(tmp_path))
+    monkeypatch.setattr("parrot.models.packaged_models", lambda: {"here": True, "there": False})
+    whole, partial = tmp_path / "models" / "whole", tmp_path / "models" / "partial"
+    for directory in (whole, partial):
+        directory.mkdir(parents=True)
+        (directory / "config.json").write_text("{}")
+        (directory / "tokenizer.json").write_text("{}")
+    (whole / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    result = CliRunner().invoke(cli.app, ["model", "list"])
+    assert result.output.splitlines() == [
+        "here: installed",
+        "there: not installed; parrot model install there",
+        f"converted, 0 MiB: {whole}",
+    ]
+
+
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("optional", 0), ("broken", 1)])
 def test_doctor_fails_only_if_something_needed_is_broken(
     monkeypatch: pytest.MonkeyPatch, status: str, code: int

@@ -76,6 +76,16 @@ def install_package(name: str) -> None:
     importlib.invalidate_caches()
 
 
+def packaged_models() -> dict[str, bool]:
+    """The models that a package carries, and whether that package is installed."""
+    return {name: importlib.util.find_spec(package.module) is not None for name, package in _PACKAGES.items()}
+
+
+def cached_models() -> list[Path]:
+    """Directories of converted models in the cache, complete ones only."""
+    return [path for path in sorted((_cache_root() / "models").glob("*/")) if _is_complete(path)]
+
+
 def check_directory(directory: Path) -> None:
     """Raise :class:`ModelFileError` unless configuration, tokenizer and whole safetensors files are there."""
     for name in ("config.json", "tokenizer.json"):
