@@ -117,8 +117,13 @@ __device__ inline void wgmma(float (&d)[8][4], const uint32_t (&a)[4], uint64_t 
 #undef PARROT_WGMMA
 }
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
-__device__ inline void wgmma_finish() {
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n" ::: "memory");
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
+// All products that this warp group has begun, but the last kPending, are in their registers.
+template <int kPending>
+__device__ inline void finish_products() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
+#endif
 }
 // Describes a column of 64 elements of a tile: rows of 128 bytes, 128-byte swizzle, 1024 bytes per eight
 // rows.

@@ -17,6 +17,7 @@ struct RowTile {
     float output[kHeadDim / 64][8][4];
     float row_max[2];
     float row_sum[2];
+    float factor[2];  // what the last weigh() asks the result so far to be multiplied by
 
     __device__ void load_query(const SharedPrefixAttentionParams& p, const WorkItem& item, int first_row) {
         const int lane = threadIdx.x % 32, group = p.num_heads / p.num_kv_heads;
@@ -46,67 +47,11 @@ struct RowTile {
         }
         row_max[0] = row_max[1] = -INFINITY;
         row_sum[0] = row_sum[1] = 0.0f;
+        factor[0] = factor[1] = 1.0f;
     }
 
-    // Online softmax over one tile, whose first token has the absolute position `position`; positions outside
-    // [begin, end) are masked. All computing warps call this; `active`: this one has rows.
-    __device__ void attend(uint32_t keys, uint32_t values, int position, const WorkItem& item, bool active,
-                           float scale_log2) {
-        const int lane = threadIdx.x % 32;
-        const bool partial = position < item.begin || position + kTileTokens > item.end;
-        if (partial) clear_values(values, position, item);
-#if __CUDA_ARCH__ < 900
-        if (!active) return;
-#endif
-        float scores[kTileTokens / 8][4];
-        multiply_keys(scores, keys);
-        uint32_t weights[kTileTokens / 16][4] = {};
-        if (active) {
-            if (partial) {
-#pragma unroll
-                for (int n = 0; n < kTileTokens / 8; ++n) {
-                    for (int i = 0; i < 4; ++i) {
-                        const int at = position + n * 8 + (lane % 4) * 2 + i % 2;
-                        if (at < item.begin || at >= item.end) scores[n][i] = -INFINITY;
-                    }
-                }
-            }
-            softmax_step(scores, scale_log2);
-#pragma unroll
-            for (int n = 0; n < kTileTokens / 16; ++n) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float* pair = &scores[2 * n + i / 2][i % 2 * 2];
-                    weights[n][i] = Packed<T>::pack(pair[0], pair[1]);
-                }
-            }
-        }
-        multiply_values(weights, values);
-    }
-
-    // Byte offset of 16-byte chunk `chunk` of a row: columns of 128 bytes, in which chunks are swizzled so
-    // that the eight rows of a matrix lie in different banks (the hardware's 128-byte swizzle).
-    static __device__ uint32_t tile_offset(int row, int chunk) {
-        return chunk / 8 * kHalfBytes + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
-    }
-
-  private:
-    // Zeroes the V rows outside [begin, end): whole pages were loaded, and what unused slots hold, NaN
-    // perhaps, must not reach the product, where even a zero weight would spread it.
-    __device__ void clear_values(uint32_t values, int position, const WorkItem& item) {
-        for (int index = threadIdx.x; index < kTileTokens * (kHeadDim / 8); index += kThreads) {
-            const int row = index / (kHeadDim / 8), chunk = index % (kHeadDim / 8);
-            if (position + row >= item.begin && position + row < item.end) continue;
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(values + tile_offset(row, chunk)),
-                         "r"(0)
-                         : "memory");
-        }
-#if __CUDA_ARCH__ >= 900
-        asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
-#endif
-        sync_computing();
-    }
-
+    // Scores of one tile's keys. On Hopper the product runs on while the caller does something else; it has
+    // ended after finish_products().
     __device__ void multiply_keys(float (&scores)[kTileTokens / 8][4], uint32_t keys) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
         wgmma_fence();
@@ -115,7 +60,7 @@ struct RowTile {
             wgmma<T, false>(scores, query[k], matrix_descriptor(keys + k / 4 * kHalfBytes + k % 4 * 32),
                             k > 0);
         }
-        wgmma_finish();
+        wgmma_commit();
 #else
         const int lane = threadIdx.x % 32;
         // Rows advance by 16 at a time, so that a lane's swizzle is fixed and only the chunk's bits flip.
@@ -137,6 +82,48 @@ struct RowTile {
 #endif
     }
 
+    // One step of the online softmax: turns the scores of a tile, whose first token has the absolute position
+    // `position`, into weights. Positions outside [begin, end) are masked. rescale() must follow, once no
+    // product into the result is under way.
+    __device__ void weigh(float (&scores)[kTileTokens / 8][4], int position, const WorkItem& item,
+                          float scale_log2) {
+        const int lane = threadIdx.x % 32;
+        if (is_partial(position, item)) {
+#pragma unroll
+            for (int n = 0; n < kTileTokens / 8; ++n) {
+                for (int i = 0; i < 4; ++i) {
+                    const int at = position + n * 8 + (lane % 4) * 2 + i % 2;
+                    if (at < item.begin || at >= item.end) scores[n][i] = -INFINITY;
+                }
+            }
+        }
+        softmax_step(scores, scale_log2);
+    }
+
+    // Multiplies the result so far by what the last weigh() asks for.
+    __device__ void rescale() {
+        if (!__any_sync(0xffffffff, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) output[n / 8][n % 8][i] *= factor[i / 2];
+        }
+    }
+
+    // Weights as the left operand of multiply_values.
+    static __device__ void pack_weights(uint32_t (&weights)[kTileTokens / 16][4],
+                                        const float (&scores)[kTileTokens / 8][4]) {
+#pragma unroll
+        for (int n = 0; n < kTileTokens / 16; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float* pair = &scores[2 * n + i / 2][i % 2 * 2];
+                weights[n][i] = Packed<T>::pack(pair[0], pair[1]);
+            }
+        }
+    }
+
+    // Adds the product of the weights with one tile's values to the result; may run on like multiply_keys.
     __device__ void multiply_values(const uint32_t (&weights)[kTileTokens / 16][4], uint32_t values) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
         wgmma_fence();
@@ -148,7 +135,7 @@ struct RowTile {
                                matrix_descriptor(values + half * kHalfBytes + n * 16 * 128), 1);
             }
         }
-        wgmma_finish();
+        wgmma_commit();
 #else
         const int lane = threadIdx.x % 32;
         const uint32_t value_lane = values + tile_offset(lane % 16, lane / 16);
@@ -165,7 +152,35 @@ struct RowTile {
 #endif
     }
 
-    // Turns scores into weights relative to the new running max, and rescales what came before.
+    static __device__ bool is_partial(int position, const WorkItem& item) {
+        return position < item.begin || position + kTileTokens > item.end;
+    }
+
+    // Zeroes the V rows outside [begin, end): whole pages were loaded, and what unused slots hold, NaN
+    // perhaps, must not reach the product, where even a zero weight would spread it. All computing warps call
+    // this.
+    static __device__ void clear_values(uint32_t values, int position, const WorkItem& item) {
+        for (int index = threadIdx.x; index < kTileTokens * (kHeadDim / 8); index += kThreads) {
+            const int row = index / (kHeadDim / 8), chunk = index % (kHeadDim / 8);
+            if (position + row >= item.begin && position + row < item.end) continue;
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(values + tile_offset(row, chunk)),
+                         "r"(0)
+                         : "memory");
+        }
+#if __CUDA_ARCH__ >= 900
+        asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+#endif
+        sync_computing();
+    }
+
+    // Byte offset of 16-byte chunk `chunk` of a row: columns of 128 bytes, in which chunks are swizzled so
+    // that the eight rows of a matrix lie in different banks (the hardware's 128-byte swizzle).
+    static __device__ uint32_t tile_offset(int row, int chunk) {
+        return chunk / 8 * kHalfBytes + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
+    }
+
+  private:
+    // Turns scores into weights relative to the new running max.
     __device__ void softmax_step(float (&scores)[kTileTokens / 8][4], float scale_log2) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -179,7 +194,7 @@ struct RowTile {
             const float new_max = fmaxf(row_max[half], top * scale_log2);
             // All tokens so far masked: keep exp2 away from inf - inf.
             const float base = new_max == -INFINITY ? 0.0f : new_max;
-            const float factor = exp2_fast(row_max[half] - base);
+            factor[half] = exp2_fast(row_max[half] - base);
             row_max[half] = new_max;
             float sum = 0.0f;
 #pragma unroll
@@ -192,14 +207,7 @@ struct RowTile {
             }
             sum += __shfl_xor_sync(0xffffffff, sum, 1);
             sum += __shfl_xor_sync(0xffffffff, sum, 2);
-            row_sum[half] = row_sum[half] * factor + sum;
-            if (__any_sync(0xffffffff, factor != 1.0f)) {
-#pragma unroll
-                for (int n = 0; n < kHeadDim / 8; ++n) {
-                    output[n / 8][n % 8][2 * half] *= factor;
-                    output[n / 8][n % 8][2 * half + 1] *= factor;
-                }
-            }
+            row_sum[half] = row_sum[half] * factor[half] + sum;
         }
     }
 };
