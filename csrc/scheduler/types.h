@@ -71,6 +71,7 @@ struct Candidate {
     double decode_us = 0;
     double harm_us = 0;
     double score_us = 0;
+    double step_us = 0;  // of one decode step at the resulting batch
 };
 
 struct Counters {
