@@ -91,20 +91,20 @@ Candidate EngineFinder::score(const CallSet& calls, const Engine& engine, const 
     const auto uncached = static_cast<double>(std::max(calls.prompt_tokens - cached, least));
     const double added_kv =
         static_cast<double>(calls.prompt_tokens - overlap.live) + static_cast<double>(calls.new_tokens) / 2;
-    const double prefill_us = cost.per_prefill_token_us * uncached;
 
     Candidate candidate;
     candidate.engine_id = engine.id;
     candidate.admissible = is_admissible(calls, engine, overlap);
     candidate.prefix_len = static_cast<int32_t>(prefix_len);
     candidate.queue_us = std::max(0.0, engine.prefill_until_us - static_cast<double>(now_us));
-    candidate.prefill_us = cost.step_us(batch, engine.kv_tokens()) + prefill_us;
+    candidate.compute_us = cost.per_prefill_token_us * uncached;
+    candidate.prefill_us = cost.step_us(batch, engine.kv_tokens()) + candidate.compute_us;
     candidate.step_us = cost.step_us(batch, engine.kv_tokens() + added_kv);
     candidate.decode_us = calls.decode_steps * candidate.step_us;
     const int64_t load_after = engine.load_tokens + calls.prompt_tokens + calls.new_tokens - overlap.live;
     const double lost_us =
         lost_capacity(calls, engine, load_after) * (candidate.prefill_us + candidate.decode_us);
-    candidate.harm_us = (harm(calls, engine, prefill_us, added_kv, now_us) + lost_us) /
+    candidate.harm_us = (harm(calls, engine, candidate.compute_us, added_kv, now_us) + lost_us) /
                         (weight(calls.latency) * calls.num_calls);
     const double crowding = prefix_len == 0 ? 0 : crowding_of(calls, engine);
     if (crowding > 0) {
@@ -118,7 +118,7 @@ Candidate EngineFinder::score(const CallSet& calls, const Engine& engine, const 
 
 // What the residents lose, summed and weighted: the prefill holds all of them up, and every step that they
 // still share with the newcomers is longer.
-double EngineFinder::harm(const CallSet& calls, const Engine& engine, double prefill_us, double added_kv,
+double EngineFinder::harm(const CallSet& calls, const Engine& engine, double compute_us, double added_kv,
                           int64_t now_us) const {
     if (engine.in_flight.empty()) return 0;
     const double batch = engine.batch();
@@ -127,7 +127,7 @@ double EngineFinder::harm(const CallSet& calls, const Engine& engine, double pre
     const double left_steps = step_us > 0 ? std::max(1.0, left_us / step_us) : calls.decode_steps + 1;
     const double longer_us =
         engine.cost.per_sequence_us * calls.num_calls + engine.cost.per_kv_token_us * added_kv;
-    const double delay_us = prefill_us + longer_us * std::min(calls.decode_steps + 1, left_steps);
+    const double delay_us = compute_us + longer_us * std::min(calls.decode_steps + 1, left_steps);
     const double num_throughput = batch - engine.num_latency;
     return (engine.num_latency * weight(true) + num_throughput * weight(false)) * delay_us;
 }

@@ -46,7 +46,7 @@ class EngineFinder {
 
     void find_overlaps(const CallSet& calls, std::span<Engine* const> engines);
     Candidate score(const CallSet& calls, const Engine& engine, const Overlap& overlap, int64_t now_us) const;
-    double harm(const CallSet& calls, const Engine& engine, double prefill_us, double added_kv,
+    double harm(const CallSet& calls, const Engine& engine, double compute_us, double added_kv,
                 int64_t now_us) const;
     double lost_capacity(const CallSet& calls, const Engine& engine, int64_t load_after) const;
     double crowding_of(const CallSet& calls, const Engine& engine) const;

@@ -170,7 +170,7 @@ double SetPlanner::score(const Plan& plan) {
     double last_us = 0;
     double mean_us = 0;
     double harm_us = 0;
-    double prefill_us = 0;
+    double compute_us = 0;
     for (const auto& [engine_id, unit] : units) {
         Engine& engine = *fleet_.find(engine_id);
         const CallSet calls(unit, completes_together_);
@@ -184,9 +184,9 @@ double SetPlanner::score(const Plan& plan) {
         last_us = std::max(last_us, end_us);
         mean_us += end_us * share;
         harm_us += candidate.harm_us * share;
-        prefill_us += candidate.prefill_us;
+        compute_us += candidate.compute_us;
     }
-    const double wait_us = prefill_us * num_others / num_engines / num_calls;
+    const double wait_us = compute_us * num_others / num_engines / num_calls;
     return (completes_together_ ? last_us : mean_us) + harm_us + wait_us;
 }
 
