@@ -242,6 +242,31 @@ def test_a_latency_bound_call_goes_to_the_engine_that_is_constrained_already() -
     assert driver.engines_of() == {101: 0}
 
 
+def test_the_room_that_a_latency_bound_call_takes_from_others_counts_although_batching_is_free() -> None:
+    slower = Cost(base_us=8_800, per_sequence_us=0, per_kv_token_us=0, per_prefill_token_us=1)
+    faster = Cost(base_us=8_000, per_sequence_us=0, per_kv_token_us=0, per_prefill_token_us=1)
+    for num_residents, expected in ((1, 1), (31, 0)):
+        driver = Driver.with_engines([slower], latency_capacity_tokens=2_000)
+        driver.submit(100, text(100, 450), latency=True)
+        assert driver.engines_of() == {100: 0}
+        driver.add_engine(1, faster)
+        for call_id in range(num_residents):
+            driver.submit(call_id, text(call_id, 1_950))
+        assert set(driver.engines_of().values()) == {1}
+        later = 1_000_000  # every prompt is computed by then
+        driver.submit(101, text(101, 450), latency=True, now=later)
+        assert driver.engines_of(later) == {101: expected}
+
+
+def test_a_first_latency_bound_call_of_any_size_may_join_throughput_work() -> None:
+    driver = Driver.with_engines([Cost()], latency_capacity_tokens=2_000)
+    driver.submit(1)
+    driver.schedule()
+    driver.submit(2, text(2, 5_000), latency=True)
+    driver.submit(3, text(3, 100), latency=True)
+    assert list(driver.schedule()) == [2]
+
+
 def test_a_latency_bound_call_that_is_forced_upon_work_stops_more_from_coming() -> None:
     driver = Driver.with_engines([Cost(max_batch_size=256)], latency_capacity_tokens=2_000)
     for call_id in range(31):
