@@ -2,12 +2,14 @@
 #include <pybind11/pybind11.h>
 
 namespace parrot {
+void bind_attention_plan(pybind11::module_& module);
 void bind_kvcache(pybind11::module_& module);
 void bind_scheduler(pybind11::module_& module);
 }  // namespace parrot
 
 PYBIND11_MODULE(_core, module) {
     module.doc() = "Parrot's native core: KV cache and scheduler";
+    parrot::bind_attention_plan(module);
     parrot::bind_kvcache(module);
     parrot::bind_scheduler(module);
 }

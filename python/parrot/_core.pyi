@@ -74,6 +74,27 @@ class ContextTree:
     def counters(self) -> dict[str, int]:
         """matched_tokens, forks (opens and forks with a prefix > 0), cow_copies, evicted_blocks."""
 
+def plan_attention(
+    block_tables: I32,
+    seq_lens: I32,
+    entries: I32,
+    members: I32,
+    part_begin: I32,
+    *,
+    group_size: int,
+    num_kv_heads: int,
+    num_workers: int,
+    block_size: int = 16,
+    max_rows: int = 64,
+    min_shared_tokens: int = 64,
+    min_chunk_tokens: int = 128,
+    share: bool = True,
+) -> tuple[int, int, int]:
+    """Plan one decode step of SharedPrefixAttention from ``block_tables`` [n, max_blocks] and ``seq_lens``
+    [n]: requests that name the same physical blocks share them. Fills the caller's buffers ``entries``
+    [., 8], ``members`` [., 2] and ``part_begin`` [>= n + 1] (csrc/kvcache/attention_plan.hpp) and returns
+    (entries, members, parts) used. Raises ValueError for a bad length or block, or a buffer too small."""
+
 Reason = Literal["group", "sharers", "prefix", "alone"]
 
 class Placement:

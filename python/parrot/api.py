@@ -1,4 +1,4 @@
-"""Bodies of the HTTP API (``/v1/session``, ``/v1/submit``, ``/v1/get``, ...), shared by front end and manager.
+"""Bodies of the HTTP API (``/v1/session``, ``/v1/submit``, ``/v1/get``, ...), for front end and manager.
 
 The manager's app is the only place that sees JSON; these models are its schema, and the front end builds its
 requests from them, so that both sides agree by construction. Unknown fields are refused.
@@ -24,7 +24,7 @@ class Body(BaseModel):
 
 
 class SamplingBody(Body):
-    """How one output is decoded; the same words as the OpenAI API. ``max_tokens`` None: the service's default."""
+    """How one output is decoded, in OpenAI's words. ``max_tokens`` None: the service's default."""
 
     max_tokens: int | None = Field(default=None, ge=1, le=2**20)
     temperature: float = Field(default=0.0, ge=0.0, le=10.0)
@@ -42,7 +42,7 @@ class Strip(Body):
 
 
 class Regex(Body):
-    """First match of ``pattern``; the value becomes ``group`` (0 = whole match, or a number, or a name)."""
+    """First match of ``pattern`` (RE2 syntax); the value becomes ``group``: 0 = all, a number, a name."""
 
     op: Literal["regex"] = "regex"
     pattern: str = Field(max_length=4096)
@@ -138,7 +138,7 @@ class MessageBody(Body):
 
 
 class CallBody(Body):
-    """One call of a semantic function: ``prompt`` or ``messages``, unrendered, and a binding for each hole."""
+    """One call of a semantic function: ``prompt`` or ``messages``, unrendered, a binding for each hole."""
 
     function: Annotated[str, Field(max_length=256)] = ""
     request_id: RequestId | None = None
@@ -302,9 +302,11 @@ class EngineView(Body):
 
 
 class EnginesReply(Body):
-    """All engines that ever registered under a name, newest state of each."""
+    """All engines that ever registered under a name, newest state of each. ``scheduler`` counts placements by
+    reason (``placed_group``, ``placed_prefix``, ...)."""
 
     engines: tuple[EngineView, ...]
+    scheduler: dict[str, int] = Field(default_factory=dict)
 
 
 class ErrorDetail(Body):

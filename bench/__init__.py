@@ -1,0 +1,1 @@
+"""Benchmarks of Parrot: ``python -m bench NAME [--quick] [--json FILE]``."""

@@ -1,0 +1,49 @@
+"""The one driver: ``python -m bench NAME [--quick] [--json FILE]``.
+
+Each benchmark prints a table; the last line is ``RESULT {json}``. Exit code 1: a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from .machine import describe_machine
+
+# name -> (module, what it measures). A module has run(quick) -> what was measured; with checks, also "ok".
+BENCHMARKS: dict[str, tuple[str, str]] = {
+    "apps-cpu": ("apps_cpu", "chain and map-reduce summary, Parrot against its client-orchestrated twin"),
+    "kernel": ("kernel", "shared-prefix decode attention on a GPU, over the memory floor"),
+}
+
+
+def main() -> None:
+    """Run one benchmark, print its result and keep it if asked to."""
+    names = "\n".join(f"  {name:<12} {text}" for name, (_, text) in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", epilog=f"benchmarks:\n{names}", formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("name", choices=BENCHMARKS, metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="fewer runs of a smaller size")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="store the result too")
+    options = parser.parse_args()
+    run: Callable[[bool], dict[str, Any]] = import_module(f"bench.{BENCHMARKS[options.name][0]}").run
+    machine = describe_machine()
+    print(f"{machine['cpu']}, {machine['cores']} cores, commit {machine['commit']}", flush=True)
+    measured = run(options.quick)
+    command = f"python -m bench {options.name}{' --quick' if options.quick else ''}"
+    result = {"name": options.name, "command": command, "machine": machine, **measured}
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"RESULT {json.dumps(result)}")
+    sys.exit(0 if measured.get("ok", True) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+// PrefixTree: what must hold between any two calls, computed anew from the nodes.
+#include <stdexcept>
+#include <vector>
+
+#include "kvcache/errors.hpp"
+#include "kvcache/prefix_tree.hpp"
+
+namespace parrot::kvcache {
+
+namespace {
+
+template <class... Parts>
+void ensure(bool condition, const Parts&... parts) {
+    if (!condition) throw std::runtime_error(message("KV cache invariant broken: ", parts...));
+}
+
+}  // namespace
+
+void PrefixTree::check_invariants(std::size_t num_contexts) const {
+    const std::vector<Tally> tallies = tally_children();
+    std::size_t num_attached = 0;
+    std::size_t num_live = 0;
+    std::size_t num_roots = 0;
+    for (const Node& node : nodes_) {
+        if (!node.live) continue;
+        ++num_live;
+        num_attached += static_cast<std::size_t>(node.num_contexts);
+        if (node.is_root()) {
+            ++num_roots;
+            const auto found = roots_.find(node.domain);
+            ensure(found != roots_.end() && found->second == &node, "root ", node.id, " is not registered");
+            ensure(node.end == 0 && node.blocks.empty(), "root ", node.id, " is not empty");
+        } else {
+            check_range(node);
+            check_links(node);
+        }
+        check_counts(node, tallies[static_cast<std::size_t>(node.id)]);
+    }
+    ensure(num_attached == num_contexts, num_contexts, " contexts, but ", num_attached, " at nodes");
+    ensure(num_roots == roots_.size(), num_roots, " live roots, ", roots_.size(), " registered");
+    ensure(num_live + unused_node_ids_.size() == nodes_.size(), "live and unused nodes are not all nodes");
+    check_queue();
+    check_blocks();
+}
+
+std::vector<PrefixTree::Tally> PrefixTree::tally_children() const {
+    std::vector<Tally> tallies(nodes_.size());
+    for (const Node& node : nodes_) {
+        if (!node.live || node.is_root()) continue;
+        Tally& tally = tallies[static_cast<std::size_t>(node.parent->id)];
+        ++tally.num_children;
+        tally.num_pins += node.num_pins > 0 ? 1 : 0;
+        tally.num_tail_writers += node.shares_first_block ? 1 : 0;
+    }
+    return tallies;
+}
+
+void PrefixTree::check_range(const Node& node) const {
+    const auto size = static_cast<std::size_t>(node.end - node.start);
+    const Node& parent = *node.parent;
+    ensure(node.start < node.end, "node ", node.id, " has the range [", node.start, ", ", node.end, ")");
+    ensure(parent.live && parent.domain == node.domain, "node ", node.id, " has a parent elsewhere");
+    ensure(parent.end == node.start, "node ", node.id, " starts at ", node.start, ", parent ends at ",
+           parent.end);
+    ensure(parent.committed == parent.end, "node ", parent.id, " has children below reserved tokens");
+    ensure(node.start <= node.committed && node.committed <= node.end, "node ", node.id, " committed ",
+           node.committed);
+    ensure(node.committed == node.end || (node.is_sole_tip() && node.first_context->held), "node ", node.id,
+           " is reserved by more or less than one held context");
+    ensure(node.tokens.size() == size, "node ", node.id, " has ", node.tokens.size(), " tokens for ", size);
+    ensure(node.blocks.size() == static_cast<std::size_t>(ceil_blocks(node.end) - node.start / block_size_),
+           "node ", node.id, " has ", node.blocks.size(), " blocks for [", node.start, ", ", node.end, ")");
+    const bool same_block = !parent.blocks.empty() && node.blocks.front() == parent.blocks.back();
+    ensure(node.shares_first_block == same_block, "node ", node.id,
+           " and its parent: shared block flag is off");
+    ensure(!same_block || (node.start % block_size_ != 0 && parent.tail_taken), "node ", node.id,
+           " shares a block that its parent fills or has not given away");
+}
+
+void PrefixTree::check_links(const Node& node) const {
+    const Node* twin = first_child(*node.parent, node.tokens.front());
+    while (twin != nullptr && twin != &node) twin = twin->twin;
+    ensure(twin == &node, "node ", node.id, " cannot be found from its parent ", node.parent->id);
+}
+
+void PrefixTree::check_counts(const Node& node, Tally tally) const {
+    std::int32_t num_contexts = 0;
+    for (const Context* context = node.first_context; context != nullptr; context = context->next) {
+        ensure(context->node == &node, "context ", context->id, " is listed at node ", node.id);
+        ++num_contexts;
+        tally.num_pins += context->held ? 1 : 0;
+    }
+    ensure(num_contexts == node.num_contexts, "node ", node.id, " counts ", node.num_contexts, " contexts");
+    ensure(tally.num_children == node.num_children, "node ", node.id, " counts ", node.num_children,
+           " children");
+    ensure(tally.num_pins == node.num_pins, "node ", node.id, " counts ", node.num_pins, " pins, has ",
+           tally.num_pins);
+    ensure(tally.num_tail_writers == (node.tail_taken ? 1 : 0), "node ", node.id, " has ",
+           tally.num_tail_writers, " children in its last block");
+}
+
+void PrefixTree::check_queue() const {
+    std::size_t num_evictable = 0;
+    for (const Node& node : nodes_) {
+        const bool evictable = node.live && !node.is_root() && node.num_children == 0 && node.num_pins == 0;
+        ensure(node.queued == evictable, "node ", node.id, evictable ? " is missing from" : " is in",
+               " the eviction queue");
+        if (!evictable) continue;
+        ++num_evictable;
+        const EvictionKey key{node.num_contexts > 0, node.last_use, node.id};
+        ensure(node.eviction_key == key && eviction_queue_.contains(key), "node ", node.id,
+               " has a stale place in the queue");
+    }
+    ensure(num_evictable == eviction_queue_.size(), eviction_queue_.size(), " queued, ", num_evictable,
+           " evictable");
+}
+
+void PrefixTree::check_blocks() const {
+    const auto num_blocks = static_cast<std::size_t>(pool_.num_blocks());
+    std::vector<std::int32_t> num_references(num_blocks, 0);
+    std::vector<bool> held(num_blocks, false);
+    for (const Node& node : nodes_) {
+        for (const std::int32_t block : node.blocks) {
+            ensure(block >= 0 && block < pool_.num_blocks(), "node ", node.id, " refers to block ", block);
+            ++num_references[static_cast<std::size_t>(block)];
+            if (node.num_pins > 0) held[static_cast<std::size_t>(block)] = true;
+        }
+    }
+    std::vector<bool> listed(num_blocks, false);
+    for (const std::int32_t block : pool_.free_blocks()) {
+        ensure(!listed[static_cast<std::size_t>(block)], "block ", block, " is free twice");
+        listed[static_cast<std::size_t>(block)] = true;
+    }
+    std::int32_t num_held = 0;
+    for (std::size_t block = 0; block < num_blocks; ++block) {
+        ensure(num_references[block] == pool_.num_references()[block], "block ", block, " counts ",
+               pool_.num_references()[block], " references, has ", num_references[block]);
+        ensure(listed[block] == (num_references[block] == 0), "block ", block,
+               " is free and in use, or neither");
+        num_held += held[block] ? 1 : 0;
+    }
+    ensure(num_held == num_held_blocks_, num_held_blocks_, " blocks counted as held, ", num_held, " are");
+    ensure(num_free_blocks() + num_evictable_blocks() + num_held_blocks() == pool_.num_blocks(), "free ",
+           num_free_blocks(), " + evictable ", num_evictable_blocks(), " + held ", num_held_blocks(),
+           " != ", pool_.num_blocks());
+}
+
+}  // namespace parrot::kvcache

@@ -1,0 +1,81 @@
+"""What the summary examples share: the document, and a main program that runs both ways and compares them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+
+from openai import AsyncOpenAI
+
+import parrot as P
+from parrot.models import resolve_model
+from parrot.tokenizer import Tokenizer
+
+DEFAULT_CHAPTER = "compound"  # "Compound statements" of the Python language reference, 50,000 characters
+DEFAULT_TITLE = "Compound statements"
+_UNDERLINE = re.compile(r"^[*=\-~^\"']{3,}$", re.MULTILINE)
+_WRAPPED = re.compile(r"(?<=\S)\n(?=\S)")
+
+ParrotApplication = Callable[[str, list[str], P.Output], list[P.SemanticVariable]]
+OpenAIApplication = Callable[[AsyncOpenAI, str, list[str], P.Output], Awaitable[list[str]]]
+
+
+def load_text(file: Path | None = None) -> str:
+    """The text of ``file``, or of the default chapter without its heading underlines and line wrapping."""
+    if file is not None:
+        return file.read_text()
+    chapter: str = import_module("pydoc_data.topics").topics[DEFAULT_CHAPTER]
+    paragraphs = re.sub(r"\n{3,}", "\n\n", _UNDERLINE.sub("", chapter))
+    return _WRAPPED.sub(" ", paragraphs).strip()
+
+
+def split_text(text: str, model: str, num_chunks: int, chunk_tokens: int) -> list[str]:
+    """At most ``num_chunks`` consecutive pieces of ``text``, of ``chunk_tokens`` tokens of ``model`` each."""
+    offsets = Tokenizer.load(resolve_model(model)).backend.encode(text, add_special_tokens=False).offsets
+    ends = (min(begin + chunk_tokens, len(offsets)) for begin in range(0, len(offsets), chunk_tokens))
+    cuts = [0, *(offsets[end][0] if end < len(offsets) else len(text) for end in ends)]
+    return [text[begin:end] for begin, end in pairwise(cuts[: num_chunks + 1])]
+
+
+def parse_arguments(description: str | None) -> argparse.Namespace:
+    """The command line that both examples take."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--file", type=Path, help="a text file; by default a chapter that Python carries")
+    parser.add_argument("--chunks", type=int, default=8, help="how many parts to read (default 8)")
+    parser.add_argument("--chunk-tokens", type=int, default=237, help="tokens of a part (default 237)")
+    parser.add_argument("--max-tokens", type=int, default=40, help="tokens of a summary (default 40)")
+    parser.add_argument("--url", help="a running service; by default an embedded one is started")
+    return parser.parse_args()
+
+
+def compare(
+    with_parrot: ParrotApplication, with_openai: OpenAIApplication, options: argparse.Namespace
+) -> None:
+    """Run both ways on one service and print the summary and both times. The second run finds the first one's
+    prompts in the prefix cache; `python -m bench apps-cpu` compares fairly."""
+    title = options.file.name if options.file else DEFAULT_TITLE
+    parts = split_text(load_text(options.file), "smollm2", options.chunks, options.chunk_tokens)
+    outputs = P.Output(max_tokens=options.max_tokens)
+    url = P.connect(options.url).url
+
+    begin = time.perf_counter()
+    summary = with_parrot(title, parts, outputs)[-1].get(perf=P.LATENCY)
+    parrot_s = time.perf_counter() - begin
+
+    async def run_twin() -> str:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=600) as client:
+            return (await with_openai(client, title, parts, outputs))[-1]
+
+    begin = time.perf_counter()
+    twin_summary = asyncio.run(run_twin())
+    twin_s = time.perf_counter() - begin
+    print(f"{summary}\n\nParrot {parrot_s:.2f} s, client-orchestrated twin {twin_s:.2f} s")
+    print("The twin's text is the same." if summary == twin_summary else f"The twin wrote:\n{twin_summary}")

@@ -1,0 +1,133 @@
+"""What ``parrot demo`` does: start a service, run the map-reduce example and its twin, show the results."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import parrot as P
+
+from ..api import EngineView
+from ..config import DEFAULT_MODEL
+from ..errors import SetupError
+from ..models import install_model
+from ..timeline import render_svg
+from .measure import Run, ended_calls, engine_views, run_parrot, run_twin, start_service, to_track
+from .network import RoundTrip
+from .report import print_calls, print_times
+
+_CHUNK_TOKENS = 237
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """The command's options; ``rtt_ms`` is the emulated round trip of the client."""
+
+    file: Path | None
+    chunks: int
+    max_tokens: int
+    rtt_ms: int
+    out: Path
+
+
+def run_demo(options: DemoOptions) -> None:
+    """Run the demo. Raises :class:`SetupError` naming the fix if something is not installed."""
+    console = Console()
+    example, document = load_examples()
+    title = options.file.name if options.file else document.DEFAULT_TITLE
+    outputs = P.Output(max_tokens=options.max_tokens)
+    rtt_s = options.rtt_ms / 1000
+    with _progress(console) as progress:
+        url, engines = _start_service(progress, rtt_s)
+        text = document.load_text(options.file)
+        parts = document.split_text(text, DEFAULT_MODEL, options.chunks, _CHUNK_TOKENS)
+        # A title of its own for each run, so that neither finds the other's prompts in the cache.
+        with _count_calls(progress, url, "Parrot", len(parts) + 1):
+            parrot = run_parrot(url, lambda: example.with_parrot(f"{title} (1)", parts, outputs))
+        with _count_calls(progress, url, "client-orchestrated twin", len(parts) + 1):
+            twin = run_twin(
+                url,
+                lambda client: example.with_openai(client, f"{title} (2)", parts, outputs),
+                RoundTrip(rtt_s),
+            )
+    console.print(Panel(parrot.texts[-1].strip(), title=f"summary of {title}", title_align="left"))
+    print_calls(console, parrot)
+    print_times(console, parrot, twin, options.rtt_ms)
+    model = f"{engines[0].model} in {engines[0].dtype} on {engines[0].device}"
+    _draw(options, f"{title}: {len(parts)} parts, {model}", parrot, twin)
+    console.print(f"timeline of every call: [bold]{options.out}[/bold]")
+
+
+def load_examples() -> tuple[ModuleType, ModuleType]:
+    """The modules ``map_reduce_summary`` and ``document`` of the examples, which the wheel carries too."""
+    if importlib.util.find_spec("openai") is None:
+        raise SetupError("the demo's client-orchestrated twin needs the openai client: pip install openai")
+    package = Path(__file__).parents[1]
+    folders = (package / "examples", package.parents[1] / "examples")  # in a wheel, in a clone
+    folder = next((folder for folder in folders if folder.is_dir()), None)
+    if folder is None:
+        raise SetupError(f"the examples are missing beside {package}; reinstall parrot-serve")
+    sys.path.insert(0, str(folder))
+    return importlib.import_module("map_reduce_summary"), importlib.import_module("document")
+
+
+def _start_service(progress: Progress, rtt_s: float) -> tuple[str, tuple[EngineView, ...]]:
+    """An embedded service that Parrot's client reaches over the emulated network; waits for its engine."""
+    task = progress.add_task("model", total=1.0)
+    install_model(DEFAULT_MODEL, lambda step, done: progress.update(task, completed=done, description=step))
+    progress.update(task, completed=1.0, description="model is there", visible=False)
+    task = progress.add_task("starting manager and engine", total=None)
+    url = start_service(rtt_s)
+    progress.update(task, visible=False)
+    return url, engine_views(url)
+
+
+@contextmanager
+def _count_calls(progress: Progress, url: str, way: str, total: int) -> Iterator[None]:
+    """Show how many calls of a run have ended, while it runs."""
+    task = progress.add_task(way, total=total)
+    before = len(ended_calls(url))
+    stop = threading.Event()
+
+    def poll() -> None:
+        while not stop.wait(0.25):
+            progress.update(task, completed=min(len(ended_calls(url)) - before, total))
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        progress.update(task, completed=total)
+
+
+def _progress(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=console)
+
+
+def _draw(options: DemoOptions, heading: str, parrot: Run, twin: Run) -> None:
+    rtt_us = options.rtt_ms * 1000
+    tracks = [
+        to_track(parrot, "Parrot", "the graph in one request, one round trip", rtt_us, one_trip=True),
+        to_track(twin, "Client-orchestrated twin", "one round trip per call", rtt_us, one_trip=False),
+    ]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(render_svg(heading, tracks))

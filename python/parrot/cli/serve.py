@@ -1,0 +1,152 @@
+"""``parrot serve``, ``parrot manager`` and ``parrot engine``: the processes of the service."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from ..config import DEFAULT_MODEL, DType, EngineConfig, ManagerConfig, check_range
+
+Model = Annotated[str, typer.Option(help="smollm2, a Hugging Face directory, or a GGUF file.")]
+Host = Annotated[str, typer.Option(help="Address of the HTTP API.")]
+Port = Annotated[int, typer.Option(help="Port of the HTTP API; 0 takes a free one.")]
+EnginePort = Annotated[int, typer.Option(help="Port that engines join at; 0 takes a free one.")]
+SessionIdle = Annotated[float, typer.Option("--session-idle-s", help="A session ends after so long unused.")]
+ReadyFile = Annotated[
+    Path | None, typer.Option(help="Written as JSON (url, engine_address, pid) once the API answers.")
+]
+ParentPipe = Annotated[
+    bool, typer.Option("--parent-pipe", help="End when standard input ends, with whoever holds it.")
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+NumBlocks = Annotated[
+    int | None, typer.Option(help="KV blocks of 16 tokens; by default as many as fit in memory.")
+]
+MaxBatchSize = Annotated[int, typer.Option(help="Sequences in one step.")]
+MaxBatchTokens = Annotated[int, typer.Option(help="Tokens of one step, prefill and decode together.")]
+NumThreads = Annotated[int | None, typer.Option(help="CPU threads of an engine; by default one per core.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what is wrong.")]
+
+
+def serve(
+    model: Model = DEFAULT_MODEL,
+    host: Host = "127.0.0.1",
+    port: Port = 8642,
+    engines: Annotated[int, typer.Option(help="Engine processes to start and keep alive.")] = 1,
+    engine_port: EnginePort = 0,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    num_blocks: NumBlocks = None,
+    max_batch_size: MaxBatchSize = 64,
+    max_batch_tokens: MaxBatchTokens = 512,
+    num_threads: NumThreads = None,
+    session_idle_s: SessionIdle = 600.0,
+    ready_file: ReadyFile = None,
+    parent_pipe: ParentPipe = False,
+    verbose: Verbose = False,
+) -> None:
+    """Serve a model: a manager and the engines it keeps alive, on this machine."""
+    check_range("engines", engines, 1, 64)
+    manager_config = ManagerConfig(
+        model=model,
+        host=host,
+        port=port,
+        engine_port=engine_port,
+        session_idle_s=session_idle_s,
+        ready_file=ready_file,
+    )
+    engine_configs = [
+        EngineConfig(
+            manager_address="",
+            model=model,
+            name=f"engine-{index}",
+            device=device,
+            dtype=cast(DType, dtype),
+            num_blocks=num_blocks,
+            max_batch_size=max_batch_size,
+            max_batch_tokens=max_batch_tokens,
+            num_threads=num_threads,
+        )
+        for index in range(engines)
+    ]
+    _run_manager(manager_config, engine_configs, parent_pipe, verbose)
+
+
+def manager(
+    model: Model = DEFAULT_MODEL,
+    host: Host = "127.0.0.1",
+    port: Port = 8642,
+    engine_port: EnginePort = 8643,
+    session_idle_s: SessionIdle = 600.0,
+    ready_file: ReadyFile = None,
+    parent_pipe: ParentPipe = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a manager alone; engines join it with `parrot engine --manager tcp://127.0.0.1:8643`."""
+    config = ManagerConfig(
+        model=model,
+        host=host,
+        port=port,
+        engine_port=engine_port,
+        session_idle_s=session_idle_s,
+        ready_file=ready_file,
+    )
+    _run_manager(config, [], parent_pipe, verbose)
+
+
+def engine(
+    manager: Annotated[str, typer.Option(help="Address to join, such as tcp://127.0.0.1:8643.")],
+    name: Annotated[str, typer.Option(help="A name of its own for each engine of a manager.")] = "engine-0",
+    model: Model = DEFAULT_MODEL,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    num_blocks: NumBlocks = None,
+    max_batch_size: MaxBatchSize = 64,
+    max_batch_tokens: MaxBatchTokens = 512,
+    num_threads: NumThreads = None,
+    manager_timeout_s: Annotated[
+        float, typer.Option("--manager-timeout-s", help="End after so long without word from the manager.")
+    ] = 60.0,
+    exit_with_parent: Annotated[
+        bool, typer.Option("--exit-with-parent", help="End when the process that started this one ends.")
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run one engine and join a manager."""
+    config = EngineConfig(
+        manager_address=manager,
+        name=name,
+        model=model,
+        device=device,
+        dtype=cast(DType, dtype),
+        num_blocks=num_blocks,
+        max_batch_size=max_batch_size,
+        max_batch_tokens=max_batch_tokens,
+        num_threads=num_threads,
+        manager_timeout_s=manager_timeout_s,
+        exit_with_parent=exit_with_parent,
+    )
+    from ..engine.server import run_engine
+
+    _log_to_stderr(verbose)
+    run_engine(config)
+
+
+def _run_manager(
+    config: ManagerConfig, engines: list[EngineConfig], parent_pipe: bool, verbose: bool
+) -> None:
+    from ..manager.server import run_manager
+
+    _log_to_stderr(verbose)
+    run_manager(config, engines=engines, parent_pipe=parent_pipe)
+
+
+def _log_to_stderr(verbose: bool) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )

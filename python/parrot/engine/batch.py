@@ -1,0 +1,61 @@
+"""What one step of an engine computes, and the paged KV cache it computes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .weights import ModelConfig
+
+BLOCK_SIZE = 16
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """The tokens of one step, of all sequences one after the other (prefill chunks and decodes mixed).
+
+    Sequence ``i`` has the rows ``[query_start[i], query_start[i + 1])``; its tokens are the last ones of the
+    ``seq_lens[i]`` tokens that it has after this step. All tensors are on the model's device.
+    """
+
+    token_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T], position of each token within its sequence
+    slots: Tensor  # int64 [T], block * 16 + offset: where the token's K and V go
+    query_start: list[int]  # [n + 1], ascending, first 0, last T
+    seq_lens: list[int]  # [n], length of each sequence, this step's tokens included
+    block_tables: Tensor  # int64 [n, max_blocks], -1 past the end
+    logit_rows: Tensor  # int64 [m], rows of [0, T) of which logits are wanted
+
+
+@dataclass(slots=True)
+class PagedKV:
+    """Keys and values of every layer: separate tensors [num_blocks, 16, kv_heads, head_dim] (section 5.3)."""
+
+    k: list[Tensor]
+    v: list[Tensor]
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device | str
+    ) -> PagedKV:
+        """Zeroed tensors for ``num_blocks`` blocks of every layer."""
+        shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+
+        def per_layer() -> list[Tensor]:
+            return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+
+        return cls(k=per_layer(), v=per_layer())
+
+    def copy_slots(self, copies: Tensor) -> None:
+        """Carry out copy-on-write: ``copies`` int32 [n, 3] of (source block, destination block, number of
+        slots from offset 0), as ``ContextTree.reserve`` returns them. Destinations are distinct and no
+        destination is a source."""
+        if copies.numel() == 0:
+            return
+        source, destination, count = copies.to(device=self.k[0].device, dtype=torch.int64).unbind(1)
+        offsets = torch.arange(BLOCK_SIZE, device=source.device)
+        row, offset = torch.nonzero(offsets < count[:, None], as_tuple=True)
+        for cache in (*self.k, *self.v):
+            cache[destination[row], offset] = cache[source[row], offset]

@@ -1,0 +1,310 @@
+"""The engine's step loop without sockets: calls go in, replies come out (paper sections 5.3 and 7).
+
+A step admits waiting calls, builds a batch of decodes and prefill chunks, runs the model, samples, commits
+the KV and replies. Calls are scheduled step by step; one that loses its blocks is computed again.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+
+from .._core import ContextTree, OutOfBlocks
+from ..errors import DuplicateRequest, EngineError, InvalidRequest, ParrotError
+from ..tokenizer.segments import Piece, PromptEncoder
+from ..tokenizer.tokenizer import Tokenizer
+from ..wire import (
+    CallDone,
+    CallFailed,
+    CallId,
+    Chunk,
+    ContextId,
+    ContextsEvicted,
+    Dispatch,
+    EngineStats,
+    FinishReason,
+    Ids,
+    Reply,
+)
+from .admission import WaitingQueue, check_fits, num_blocks_for, too_long
+from .batch import BLOCK_SIZE
+from .call import EngineCall, Output
+from .runner import ModelRunner, Reservation, Work, reserve
+from .sampling import sample
+from .stats import Counters, now_us
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs calls on one model. Not thread-safe: one thread submits, aborts and steps."""
+
+    def __init__(
+        self, runner: ModelRunner, tokenizer: Tokenizer, *, max_batch_size: int, max_batch_tokens: int
+    ) -> None:
+        self.counters = Counters()
+        self.tree = ContextTree(runner.num_blocks, BLOCK_SIZE)
+        self._runner = runner
+        self._config = runner.model.config
+        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer)
+        self._max_batch_size = max_batch_size
+        self._max_batch_tokens = max_batch_tokens
+        self._waiting = WaitingQueue(self.tree)
+        self._running: list[EngineCall] = []  # in order of application arrival
+        self._live: dict[CallId, EngineCall] = {}
+        self._cached: set[ContextId] = set()  # contexts of calls that are done
+        self._replies: list[Reply] = []
+
+    # --- between steps -------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """A step would do something or has replies to hand out."""
+        return bool(self._live or self._replies)
+
+    def submit(self, dispatch: Dispatch) -> None:
+        """Queue a call. One that can never run is answered with CallFailed by the next step.
+
+        Raises :class:`DuplicateRequest` if a call of this id is here already.
+        """
+        if dispatch.call_id in self._live:
+            raise DuplicateRequest(f"call {dispatch.call_id} is here already", param="call_id")
+        try:
+            call = EngineCall(dispatch, now_us())
+            self._check_new(call)
+            check_fits(call, self._config.max_positions, self._runner.num_blocks)
+            call.check_ids(self._config.vocab_size)
+            self.free_contexts(call.advance(self._tokenizer.decode))
+            _check_not_empty(call)
+        except ParrotError as error:
+            self._replies.append(CallFailed(dispatch.call_id, error.to_info()))
+            return
+        self._live[call.call_id] = call
+        self._waiting.add(call)
+
+    def abort(self, call_ids: Iterable[CallId]) -> None:
+        """Drop calls and their contexts; unknown ids are ignored and nothing is replied."""
+        for call_id in call_ids:
+            if call_id in self._live:
+                self._drop(self._live[call_id])
+
+    def reset(self) -> None:
+        """Drop every call, context and reply: their manager is gone, and the next one counts from 1 again."""
+        self.abort(list(self._live))
+        self.free_contexts(list(self._cached))
+        self._replies.clear()
+
+    def free_contexts(self, context_ids: Iterable[ContextId]) -> None:
+        """Forget cached contexts; unknown ones, and those of calls still here, are left alone."""
+        for context_id in context_ids:
+            if context_id in self._cached:
+                self._cached.remove(context_id)
+                self.tree.free(context_id)
+
+    def stats(self) -> EngineStats:
+        """Counters and load now."""
+        tree, counters, native = self.tree, self.counters, self.tree.counters()
+        return EngineStats(
+            clock_us=now_us(),
+            busy_us=counters.busy_us,
+            num_steps=counters.num_steps,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_free_blocks=tree.num_free_blocks,
+            num_evictable_blocks=tree.num_evictable_blocks,
+            num_held_blocks=tree.num_held_blocks,
+            prefill_tokens=counters.prefill_tokens,
+            decode_tokens=counters.decode_tokens,
+            cached_tokens=counters.cached_tokens,
+            forks=native["forks"],
+            cow_copies=native["cow_copies"],
+            evicted_blocks=native["evicted_blocks"],
+            preemptions=counters.preemptions,
+            dropped_messages=counters.dropped_messages,
+        )
+
+    # --- one step ------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Reply]:
+        """One iteration; all replies since the last one, in order."""
+        if self._live:
+            started_us = now_us()
+            try:
+                self._admit()
+                work, reservation = self._build()
+                if reservation is not None:
+                    self._compute(work, reservation)
+                self._report_evictions()
+            except Exception as error:
+                log.exception("a step failed outside the model; its calls are given up")
+                for call in list(self._live.values()):
+                    self._fail(call, _engine_error(error))
+            self.counters.num_steps += 1
+            self.counters.busy_us += now_us() - started_us
+        replies, self._replies = self._replies, []
+        return replies
+
+    def _admit(self) -> None:
+        room = self._max_batch_size - len(self._running)
+        budget = self._max_batch_tokens - sum(call.num_remaining for call in self._running)
+        for call, prefix_len in self._waiting.admit(self._running, room, budget):
+            if call.admitted_us == 0:
+                self.counters.cached_tokens += prefix_len
+            call.admitted(prefix_len, now_us())
+            insort(self._running, call, key=attrgetter("order"))
+            self._reply_progress(call)  # an empty context has nothing to wait for
+
+    def _build(self) -> tuple[list[Work], Reservation | None]:
+        """What this step computes, with its slots; takes blocks from the latest applications if it must."""
+        work = self._choose()
+        while work:
+            try:
+                return work, reserve(self.tree, work)
+            except OutOfBlocks:
+                victim = self._running[-1]
+                self._preempt(victim)
+                work = [w for w in work if w.call is not victim]
+        return [], None
+
+    def _choose(self) -> list[Work]:
+        """Every decode, then prefill chunks, the earliest application first, up to the token budget."""
+        budget = self._max_batch_tokens
+        work: list[Work] = []
+        for call in sorted(self._running, key=lambda call: call.num_remaining > 1):
+            count = min(call.num_remaining, budget)
+            if count > 0:
+                work.append(Work(call, count))
+                budget -= count
+        return work
+
+    def _compute(self, work: Sequence[Work], reservation: Reservation) -> None:
+        """Forward, sample, commit; a failure of the model ends the calls of this step and no others."""
+        outputs = [w.call.output if w.wants_logits else None for w in work]
+        try:
+            logits = self._runner.forward(self.tree, reservation, [output is not None for output in outputs])
+            pairs = zip(work, outputs, strict=True)
+            draws = [output.draw(len(w.call.ids)) for w, output in pairs if output is not None]
+            sampled = iter(sample(logits, draws))
+        except Exception as error:
+            log.exception("a step of %d calls failed", len(work))
+            self.tree.rollback(reservation.context_ids)
+            for w in work:
+                self._fail(w.call, _engine_error(error))
+            return
+        self.tree.commit(reservation.context_ids)
+        for w, output in zip(work, outputs, strict=True):
+            self._count(w)
+            w.call.num_computed += w.count
+            self._reply_progress(w.call)
+            if output is not None:
+                self._accept(w.call, output, next(sampled))
+
+    def _accept(self, call: EngineCall, output: Output, token_id: int | None) -> None:
+        if token_id is None:
+            self._fail(call, EngineError("the model gave logits that are not finite numbers"))
+            return
+        text, reason = call.accept(output, token_id, self._tokenizer.eos_ids, now_us())
+        if text and call.stream:
+            self._replies.append(Chunk(call.call_id, output.verb, text))
+        if reason is not None:
+            self._end_output(call, output, reason)
+
+    def _end_output(self, call: EngineCall, output: Output, reason: FinishReason) -> None:
+        """Reply to a Generate and enter the next verbs; the context is cut to the ids that stay."""
+        num_computed = call.num_computed
+        self._replies.append(call.finish_output(output, reason, self._encode_rest, now_us()))
+        self.free_contexts(call.advance(self._tokenizer.decode))
+        if call.num_computed < num_computed:
+            self.tree.truncate(call.context_id, call.num_computed)
+        try:
+            _check_not_empty(call)
+        except EngineError as error:
+            self._fail(call, error)
+            return
+        self._reply_progress(call)
+
+    def _reply_progress(self, call: EngineCall) -> None:
+        """Reply to Fills that are computed, and to the call when it has no more verbs."""
+        self._replies += call.take_filled()
+        if not call.ended:
+            return
+        self._replies.append(CallDone(call.call_id, call.context_id, call.num_computed))
+        if call.frees_context:
+            self.tree.free(call.context_id)
+        else:
+            self.tree.release(call.context_id)
+            self._cached.add(call.context_id)
+        self._forget(call)
+
+    def _report_evictions(self) -> None:
+        """Tell which cached contexts lost tokens; one that lost all is forgotten."""
+        evicted = [(ContextId(c), left) for c, left in self.tree.take_evicted() if c in self._cached]
+        if evicted:
+            context_ids, remaining = zip(*evicted, strict=True)
+            # Before what this step replies: it may have put a context of the same blocks in the cache.
+            self._replies.insert(0, ContextsEvicted(context_ids, remaining))
+            self.free_contexts([context_id for context_id, left in evicted if left == 0])
+
+    def _count(self, work: Work) -> None:
+        if work.is_decode:
+            self.counters.decode_tokens += work.count
+        else:
+            self.counters.prefill_tokens += work.count
+
+    # --- calls that leave ----------------------------------------------------------------------------------
+
+    def _preempt(self, call: EngineCall) -> None:
+        """Take a call's blocks; it waits again and computes what the cache then lacks."""
+        self.counters.preemptions += 1
+        self._running.remove(call)
+        if self._running:
+            self.tree.release(call.context_id)
+        else:
+            # Alone and still without room: the blocks it shares with the cache are in its own way.
+            self.tree.free(call.context_id)
+            call.has_context = False
+            self.tree.clear_cache()
+            if num_blocks_for(len(call.ids)) > self._runner.num_blocks:
+                self._fail(call, too_long(call, len(call.ids), self._runner.num_blocks))
+                return
+        call.num_computed = 0
+        self._waiting.add(call)
+
+    def _fail(self, call: EngineCall, error: ParrotError) -> None:
+        self._drop(call)
+        self._replies.append(CallFailed(call.call_id, error.to_info()))
+
+    def _drop(self, call: EngineCall) -> None:
+        if call.has_context:
+            self.tree.free(call.context_id)
+        self._forget(call)
+
+    def _forget(self, call: EngineCall) -> None:
+        del self._live[call.call_id]
+        call.has_context = False
+        if call in self._running:
+            self._running.remove(call)
+        else:
+            self._waiting.remove(call.call_id)
+
+    # --- small parts ---------------------------------------------------------------------------------------
+
+    def _check_new(self, call: EngineCall) -> None:
+        in_use = (other.context_id for other in self._live.values())
+        if call.context_id in self._cached or call.context_id in in_use:
+            raise InvalidRequest(f"context {call.context_id} is in use", param="context_id")
+
+    def _encode_rest(self, text: str) -> Ids:
+        return self._encoder.encode([Piece(text)], continues=True).token_ids
+
+
+def _check_not_empty(call: EngineCall) -> None:
+    if call.output is not None and len(call.ids) == 0:
+        raise EngineError(f"call {call.call_id} would generate onto an empty context; fill it first")
+
+
+def _engine_error(error: Exception) -> EngineError:
+    return EngineError(f"the engine failed while it ran the call: {type(error).__name__}: {error}")

@@ -1,0 +1,253 @@
+"""The engine's end of the wire: a thread that owns the DEALER socket.
+
+It registers, sends heartbeats while a long step runs, notices a silent manager, and hands messages to the
+step loop and replies to the socket. Loop and thread share two queues and an immutable snapshot of statistics.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from .. import wire
+from ..errors import ConfigError
+from .stats import now_us
+
+log = logging.getLogger(__name__)
+
+REGISTER_EVERY_S = 1.0
+STOP_GRACE_S = 8.0  # from a request to stop to the end of the process, whatever the loop does
+EXIT_MANAGER_SILENT = 3
+_GOODBYE_LINGER_MS = 500
+_POLL_S = 0.25
+_MAX_FRAME_BYTES = 256 * 2**20
+_WAKE_ADDRESS = "inproc://outbox"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The loop is to end after its current step."""
+
+    reason: str
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerChanged:
+    """A manager that knows nothing of earlier calls and contexts has taken over."""
+
+    manager_id: str
+
+
+Event = wire.Dispatch | wire.Abort | wire.FreeContexts | ManagerChanged | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """Where to connect, and when to give up. ``parent_pid`` None: the parent may end first."""
+
+    address: str
+    heartbeat_s: float
+    manager_timeout_s: float
+    parent_pid: int | None = None
+
+
+class Link:
+    """Start it once the engine can take calls. ``events`` is read by the loop, all else is thread-safe."""
+
+    def __init__(self, config: LinkConfig, register: wire.Register, stats: wire.EngineStats) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.num_dropped = 0  # frames that were no message; written by the thread alone
+        self._config = config
+        self._register = register
+        self._stats = stats
+        self._manager_id: str | None = None
+        self._stop_deadline: float | None = None
+        self._context = zmq.Context()
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._wake = self._context.socket(zmq.PULL)
+        for socket in (self._outbox, self._wake):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.set_hwm(0)
+        self._wake.bind(_WAKE_ADDRESS)
+        self._outbox.connect(_WAKE_ADDRESS)
+        self._dealer = self._connect()
+        self._thread = threading.Thread(target=self._run, name="engine-link", daemon=True)
+
+    def start(self) -> None:
+        """Register and begin to listen."""
+        self._thread.start()
+
+    def publish(self, stats: wire.EngineStats) -> None:
+        """The statistics that heartbeats carry from now on."""
+        self._stats = stats
+
+    def send(self, message: wire.FromEngine) -> None:
+        """Queue a message; called by the loop alone."""
+        self._outbox.send(wire.encode(message))
+
+    def stop(self, reason: str, exit_code: int = 0) -> None:
+        """Ask the loop to end; the process ends within STOP_GRACE_S. May be called from a signal handler."""
+        if self._stop_deadline is None:
+            self._stop_deadline = time.monotonic() + STOP_GRACE_S
+            self.events.put(Stop(reason, exit_code))
+
+    def close(self, reason: str) -> None:
+        """Say goodbye and close; under 2 s also when nobody listens."""
+        self.send(wire.Goodbye(self._register.epoch, reason))
+        self._outbox.send(b"")
+        self._thread.join(timeout=1.0)
+        self._outbox.close()
+        self._context.destroy(linger=_GOODBYE_LINGER_MS)
+
+    # --- the thread ----------------------------------------------------------------------------------------
+
+    def _connect(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        # No limit: an engine whose manager is away ends after the timeout, which bounds the queue.
+        socket.set_hwm(0)
+        try:
+            socket.connect(self._config.address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(
+                f"manager_address = {self._config.address!r} cannot be connected to: {error}",
+                param="manager_address",
+            ) from None
+        return socket
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            log.exception("the link to the manager failed")
+            self.stop("the link to the manager failed", exit_code=1)
+            self._watch_stop_forever()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._dealer, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        poll_ms = int(min(_POLL_S, self._config.heartbeat_s) * 1000)
+        timers = self._timers()
+        while True:
+            ready = dict(poller.poll(poll_ms))
+            if self._wake in ready and not self._send_all():
+                break
+            if self._dealer in ready:
+                self._receive_all()
+            for timer in timers:
+                timer.run_if_due()
+        self._dealer.close(linger=_GOODBYE_LINGER_MS)
+        self._wake.close()
+
+    def _timers(self) -> list[_Timer]:
+        self._last_ping = time.monotonic()
+        return [
+            _Timer(self._register_again, REGISTER_EVERY_S),
+            _Timer(self._heartbeat, self._config.heartbeat_s),
+            _Timer(self._watch_manager, _POLL_S),
+            _Timer(self._watch_parent, _POLL_S),
+            _Timer(self._watch_stop, _POLL_S),
+        ]
+
+    def _send_all(self) -> bool:
+        """Pass on what the loop queued; False when it asked to close."""
+        while True:
+            try:
+                frame = self._wake.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return True
+            if not frame:
+                return False
+            self._dealer.send(frame, zmq.NOBLOCK)
+
+    def _receive_all(self) -> None:
+        while True:
+            try:
+                parts = self._dealer.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                if len(parts) != 1:
+                    raise wire.WireError(f"a message of {len(parts)} parts, expected 1")
+                self._receive(wire.decode_to_engine(parts[0]))
+            except wire.WireError as error:
+                self.num_dropped += 1
+                log.warning("dropped frame %d of the manager: %s", self.num_dropped, error.message[:300])
+
+    def _receive(self, message: wire.ToEngine) -> None:
+        if isinstance(message, wire.Ping):
+            self._ping(message)
+        elif isinstance(message, wire.Shutdown):
+            self.stop("the manager asked for it")
+        else:
+            self.events.put(message)
+
+    def _ping(self, ping: wire.Ping) -> None:
+        self._last_ping = time.monotonic()
+        if ping.manager_id == self._manager_id:
+            return
+        if self._manager_id is not None:
+            log.warning("another manager (%s) answers; running calls are dropped", ping.manager_id)
+            self.events.put(ManagerChanged(ping.manager_id))
+        self._manager_id = ping.manager_id
+        self._send_register()
+
+    def _send_register(self) -> None:
+        self._dealer.send(wire.encode(self._register), zmq.NOBLOCK)
+
+    def _register_again(self) -> None:
+        if self._manager_id is None:
+            self._send_register()
+
+    def _heartbeat(self) -> None:
+        if self._manager_id is not None:
+            stats = msgspec.structs.replace(self._stats, clock_us=now_us(), dropped_messages=self.num_dropped)
+            self._dealer.send(wire.encode(wire.Heartbeat(self._register.epoch, stats)), zmq.NOBLOCK)
+
+    def _watch_manager(self) -> None:
+        if time.monotonic() - self._last_ping > self._config.manager_timeout_s:
+            self.stop(f"no ping for {self._config.manager_timeout_s:g} s", EXIT_MANAGER_SILENT)
+
+    def _watch_parent(self) -> None:
+        if self._config.parent_pid is not None and os.getppid() != self._config.parent_pid:
+            self.stop("the parent process is gone", EXIT_MANAGER_SILENT)
+
+    def _watch_stop(self) -> None:
+        if self._stop_deadline is not None and time.monotonic() > self._stop_deadline:
+            log.error("the step loop did not end within %g s; the process ends without it", STOP_GRACE_S)
+            os._exit(1)
+
+    def _watch_stop_forever(self) -> None:
+        while True:
+            time.sleep(_POLL_S)
+            self._watch_stop()
+
+
+class _Timer:
+    """Calls a function once per period, the first time at once."""
+
+    def __init__(self, function: Callable[[], None], period_s: float) -> None:
+        self._function = function
+        self._period_s = period_s
+        self._due = 0.0
+
+    def run_if_due(self) -> None:
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + self._period_s
+            self._function()

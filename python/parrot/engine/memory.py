@@ -1,0 +1,57 @@
+"""How many KV blocks fit into free memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ..errors import SetupError
+from .batch import BLOCK_SIZE
+from .weights import ModelConfig
+
+MAX_CPU_TOKENS = 65_536
+_CPU_SHARE = 0.25  # of available memory: the machine has other tenants
+_CUDA_SHARE = 0.85  # of free memory: the rest is for activations
+_MIN_BLOCKS = 16
+
+
+def choose_num_blocks(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """Blocks for one engine; call it once the weights are loaded.
+
+    Raises :class:`SetupError` if hardly any fit.
+    """
+    block_bytes = BLOCK_SIZE * config.kv_bytes_per_token(dtype)
+    if device.type == "cuda":
+        available = torch.cuda.mem_get_info(device)[0]
+        num_blocks = int(available * _CUDA_SHARE) // block_bytes
+    else:
+        available = available_memory()
+        num_blocks = min(int(available * _CPU_SHARE) // block_bytes, MAX_CPU_TOKENS // BLOCK_SIZE)
+    if num_blocks < _MIN_BLOCKS:
+        raise SetupError(
+            f"{available / 2**20:.0f} MiB of free memory on {device} hold {num_blocks} KV blocks of "
+            f"{block_bytes / 2**20:.1f} MiB, at least {_MIN_BLOCKS} are needed; free memory or set num_blocks"
+        )
+    return num_blocks
+
+
+def available_memory() -> int:
+    """Bytes that this process can take without swapping, its control group's limit included."""
+    return min(_meminfo_available(), _cgroup_available())
+
+
+def _meminfo_available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 2**62
+
+
+def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Room under the memory limit of a container; unlimited if there is none."""
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        return 2**62 if limit == "max" else max(0, int(limit) - int((root / "memory.current").read_text()))
+    except (OSError, ValueError):
+        return 2**62

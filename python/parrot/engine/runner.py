@@ -1,0 +1,101 @@
+"""Runs the model over one step: from contexts and slots to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .._core import ContextTree
+from .admission import num_blocks_for
+from .batch import PagedKV, StepBatch
+from .call import EngineCall
+from .model import LlamaModel
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Work:
+    """``count`` next ids of a call, computed in one step."""
+
+    call: EngineCall
+    count: int
+
+    @property
+    def wants_logits(self) -> bool:
+        """The step reaches the end of the ids, and the next one is to be sampled."""
+        return self.call.output is not None and self.count == self.call.num_remaining
+
+    @property
+    def is_decode(self) -> bool:
+        """One id on top of a context whose output has begun."""
+        output = self.call.output
+        return self.count == 1 and output is not None and output.num_generated > 0
+
+
+@dataclass(slots=True)
+class Reservation:
+    """The slots of one step, reserved in the tree and not committed yet."""
+
+    context_ids: I64  # [n]
+    counts: I32  # [n]
+    token_ids: I32  # [sum(counts)]
+    slots: I32  # [sum(counts)]
+    copies: I32  # [k, 3]: source block, destination block, number of slots
+
+
+def reserve(tree: ContextTree, work: Sequence[Work]) -> Reservation:
+    """Reserve slots for a whole step. Raises OutOfBlocks and then has changed nothing."""
+    context_ids = np.array([w.call.context_id for w in work], dtype=np.int64)
+    counts = np.array([w.count for w in work], dtype=np.int32)
+    token_ids = np.concatenate(
+        [w.call.ids.view(w.call.num_computed, w.call.num_computed + w.count) for w in work], dtype=np.int32
+    )
+    slots = np.empty(len(token_ids), dtype=np.int32)
+    copies = tree.reserve(context_ids, counts, token_ids, slots)
+    return Reservation(context_ids, counts, token_ids, slots, copies)
+
+
+class ModelRunner:
+    """A model and its paged KV cache on one device."""
+
+    def __init__(self, model: LlamaModel, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.model = model
+        self.dtype = dtype
+        self.device = device
+        self.num_blocks = num_blocks
+        self.kv = PagedKV.allocate(model.config, num_blocks, dtype, device)
+
+    def forward(self, tree: ContextTree, step: Reservation, wants_logits: Sequence[bool]) -> Tensor:
+        """Compute a reserved step; float32 logits [sum(wants_logits), vocab], of those calls' last ids."""
+        with torch.inference_mode():
+            self.kv.copy_slots(torch.from_numpy(step.copies))
+            return self.model.forward(self._build(tree, step, wants_logits), self.kv)
+
+    def _build(self, tree: ContextTree, step: Reservation, wants_logits: Sequence[bool]) -> StepBatch:
+        n = len(step.counts)
+        seq_lens = np.empty(n, dtype=np.int32)
+        tree.lengths(step.context_ids, seq_lens)
+        tables = np.empty((n, num_blocks_for(int(seq_lens.max()))), dtype=np.int32)
+        tree.block_tables(step.context_ids, tables)
+        ends = np.cumsum(step.counts, dtype=np.int64)
+        # Row r of sequence i has the position seq_lens[i] - (rows of i from r on).
+        positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, step.counts)
+        return StepBatch(
+            token_ids=self._tensor(step.token_ids),
+            positions=self._tensor(positions),
+            slots=self._tensor(step.slots),
+            query_start=[0, *ends.tolist()],
+            seq_lens=seq_lens.tolist(),
+            block_tables=self._tensor(tables),
+            logit_rows=self._tensor(ends[np.array(wants_logits, dtype=bool)] - 1),
+        )
+
+    def _tensor(self, array: npt.NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.device, non_blocking=True)

@@ -1,0 +1,168 @@
+"""The engine process: loads a model, measures it, and steps for as long as its manager lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import secrets
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from .. import wire
+from ..config import EngineConfig
+from ..errors import ConfigError, DuplicateRequest, SetupError
+from .link import EXIT_MANAGER_SILENT, Link, LinkConfig, ManagerChanged, Stop
+from .process import num_physical_cores, set_passive_waits, signal_on_parent_death
+
+if TYPE_CHECKING:  # torch takes a second to import, and reads the environment when it does
+    import torch
+
+    from .engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+def run_engine(config: EngineConfig) -> None:
+    """Run one engine until it is told to end, its manager is silent, or its parent is gone.
+
+    Must be called in the main thread of a process of its own. Raises :class:`SetupError` when the model
+    cannot be loaded and ``SystemExit(3)`` when the manager was silent for ``manager_timeout_s``.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    parent_pid = os.getppid() if config.exit_with_parent else None
+    if parent_pid is not None:
+        signal_on_parent_death(parent_pid, lambda: sys.exit(EXIT_MANAGER_SILENT))
+    set_passive_waits()
+    engine, register = load_engine(config)
+    link = Link(
+        LinkConfig(config.manager_address, config.heartbeat_s, config.manager_timeout_s, parent_pid),
+        register,
+        engine.stats(),
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: link.stop(f"signal {signal.Signals(received).name}"))
+    if parent_pid is not None:
+        signal_on_parent_death(
+            parent_pid, lambda: link.stop("the parent process is gone", EXIT_MANAGER_SILENT)
+        )
+    link.start()
+    stop = _serve(engine, link, register.epoch)
+    log.info("engine %s ends: %s", config.name, stop.reason)
+    link.close(stop.reason)
+    if stop.exit_code:
+        raise SystemExit(stop.exit_code)
+
+
+def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
+    """Load and measure the model: an engine that can take calls, and what it says of itself."""
+    import torch
+
+    from ..models import resolve_model
+    from ..tokenizer.tokenizer import Tokenizer
+    from .cost_model import calibrate
+    from .engine import Engine
+    from .memory import choose_num_blocks
+    from .model import LlamaModel
+    from .runner import ModelRunner
+
+    started = time.monotonic()
+    torch.set_num_threads(config.num_threads or num_physical_cores())
+    device, dtype = _device(config.device), getattr(torch, config.dtype)
+    directory = resolve_model(config.model)
+    tokenizer = Tokenizer.load(directory)
+    model = LlamaModel.load(directory, dtype, device)
+    num_blocks = config.num_blocks or choose_num_blocks(model.config, dtype, device)
+    runner = ModelRunner(model, num_blocks, dtype, device)
+    cost_model = calibrate(
+        runner, max_batch_size=config.max_batch_size, max_batch_tokens=config.max_batch_tokens
+    )
+    engine = Engine(
+        runner,
+        tokenizer,
+        max_batch_size=config.max_batch_size,
+        max_batch_tokens=config.max_batch_tokens,
+    )
+    log.info(
+        "engine %s: %s in %s on %s, %d threads, %d blocks of %d tokens, step = %.0f us + %.1f us per sequence"
+        " + %.1f us per prefill token + %.3f us per KV token, ready in %.1f s",
+        *(config.name, config.model, config.dtype, device, torch.get_num_threads()),
+        *(num_blocks, config.block_size, cost_model.base_us, cost_model.per_sequence_us),
+        *(cost_model.per_prefill_token_us, cost_model.per_kv_token_us, time.monotonic() - started),
+    )
+    model_info = wire.ModelInfo(
+        name=config.model,
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=model.config.vocab_size,
+        max_model_len=model.config.max_positions,
+        dtype=config.dtype,
+        device=str(device),
+    )
+    return engine, wire.Register(
+        protocol_version=wire.PROTOCOL_VERSION,
+        name=config.name,
+        epoch=secrets.token_hex(8),
+        pid=os.getpid(),
+        model=model_info,
+        cost_model=cost_model,
+        max_batch_size=config.max_batch_size,
+    )
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device = {name!r} is not cpu, cuda or cuda:N", param="device") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device = {name!r} is not cpu, cuda or cuda:N", param="device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SetupError(
+            f"device {name} is not here: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA "
+            "devices; choose another device, or install a CUDA build of torch",
+            param="device",
+        )
+    return device
+
+
+def _serve(engine: Engine, link: Link, epoch: str) -> Stop:
+    """The step loop; between steps it takes in everything that has arrived, and sleeps when idle."""
+    while True:
+        stop = _take_events(engine, link)
+        if stop is not None:
+            return stop
+        replies = engine.step() if engine.has_work else []
+        engine.counters.dropped_messages = link.num_dropped
+        stats = engine.stats()
+        link.publish(stats)
+        if replies:
+            link.send(wire.StepReplies(epoch, tuple(replies), stats))
+
+
+def _take_events(engine: Engine, link: Link) -> Stop | None:
+    """Handle all events that are here, or wait for one if there is nothing to compute."""
+    wait = not engine.has_work
+    while True:
+        try:
+            event = link.events.get(block=wait)
+        except queue.Empty:
+            return None
+        wait = False
+        match event:
+            case Stop():
+                return event
+            case ManagerChanged():
+                engine.reset()
+            case wire.Abort():
+                engine.abort(event.call_ids)
+            case wire.FreeContexts():
+                engine.free_contexts(event.context_ids)
+            case wire.Dispatch():
+                try:
+                    engine.submit(event)
+                except DuplicateRequest as error:
+                    log.warning("dropped a dispatch: %s", error.message)

@@ -1,0 +1,52 @@
+"""Reading the body of a semantic function: where its template is."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import TemplateError, UnsupportedParameter
+from .prompt import Marker, Prompt, chat_prompt, text_prompt
+from .signature import Parameter
+
+Body = Callable[..., Any]
+_HOLE = re.compile(r"\{\{\s*(input|output)\b")
+
+
+def has_holes(text: str) -> bool:
+    """Whether a docstring is meant as a template."""
+    return _HOLE.search(text) is not None
+
+
+def build_prompt(body: Body, docstring: str, parameters: Sequence[Parameter], where: str) -> Prompt:
+    """The checked prompt of a body: its docstring if that has holes, else what the body returns.
+
+    Raises :class:`TemplateError` naming the function and, for a hole, the line."""
+    if has_holes(docstring):
+        return text_prompt(docstring, where)
+    returned = body(**{parameter.name: Marker(parameter.name, where) for parameter in parameters})
+    if isinstance(returned, str):
+        return text_prompt(inspect.cleandoc(returned), where)
+    if isinstance(returned, (list, tuple)):
+        return chat_prompt(returned, where)
+    if returned is None:
+        text_prompt(docstring, where)  # names a misspelt hole, if that is what is wrong
+    raise TemplateError(
+        f"{where}: neither its docstring has holes nor does the body return a template (text, or a list of "
+        f"P.system, P.user and P.assistant), but {type(returned).__name__}"
+    )
+
+
+def refuse_typed_result(body: Body, where: str) -> None:
+    """Raise :class:`UnsupportedParameter` for a return annotation that asks for more than text."""
+    try:
+        result = inspect.get_annotations(body, eval_str=True).get("return")
+    except Exception:
+        return
+    if hasattr(result, "model_json_schema") or result in (int, float, bool, dict):
+        raise UnsupportedParameter(
+            f"{where}: a typed output, -> {getattr(result, '__name__', '')}, is not supported yet",
+            param="return",
+        )

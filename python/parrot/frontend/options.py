@@ -1,0 +1,104 @@
+"""What a caller may ask: the objective of a get, and how an output is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from pydantic import ValidationError
+
+from ..api import SamplingBody
+from ..errors import InvalidRequest, UnsupportedParameter
+
+_NOT_YET = frozenset(
+    {
+        "choices",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "min_p",
+        "penalties",
+        "presence_penalty",
+        "regex",
+        "repetition_penalty",
+        "schema",
+        "top_k",
+        "top_logprobs",
+    }
+)
+
+
+class Perf(StrEnum):
+    """The objective that a ``get`` gives to its variable and to what the variable depends on."""
+
+    LATENCY = "LATENCY"
+    THROUGHPUT = "THROUGHPUT"
+
+
+LATENCY = Perf.LATENCY
+THROUGHPUT = Perf.THROUGHPUT
+
+
+def to_perf(perf: Perf | str) -> Perf:
+    """The objective named by ``perf``; raises :class:`UnsupportedParameter` for any other word."""
+    try:
+        return Perf(perf)
+    except ValueError:
+        raise UnsupportedParameter(
+            f"perf={perf!r} is not supported; use P.LATENCY or P.THROUGHPUT", param="perf"
+        ) from None
+
+
+def refuse(options: Mapping[str, object], where: str) -> None:
+    """Raise for keyword options that this version does not implement (:class:`UnsupportedParameter`) or that
+    do not exist (:class:`TypeError`)."""
+    for name in options:
+        if name in _NOT_YET:
+            raise UnsupportedParameter(f"{where}: {name}= is not supported by this version", param=name)
+        raise TypeError(f"{where} has no option {name!r}")
+
+
+class Output:
+    """How one output of a semantic function is decoded.
+
+    ``max_tokens`` None leaves the limit to the service; ``temperature`` 0 is greedy; decoding ends before
+    the first of the ``stop`` strings. Raises :class:`InvalidRequest` for a value out of range and
+    :class:`UnsupportedParameter` for an option of a later version.
+    """
+
+    __slots__ = ("sampling",)
+
+    def __init__(
+        self,
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        **unsupported: object,
+    ) -> None:
+        refuse(unsupported, "P.Output")
+        try:
+            self.sampling = SamplingBody(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                seed=seed,
+                stop=(stop,) if isinstance(stop, str) else tuple(stop),
+                ignore_eos=ignore_eos,
+            )
+        except ValidationError as error:
+            raise invalid("P.Output", error) from None
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.sampling if value not in (None, ()))
+        return f"Output({shown})"
+
+
+def invalid(where: str, error: ValidationError) -> InvalidRequest:
+    """A failed validation as :class:`InvalidRequest` that names the field and what was wrong with it."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    return InvalidRequest(f"{where}: {field} = {first['input']!r}: {first['msg']}", param=field)

@@ -1,0 +1,93 @@
+"""What one request to ``/v1/submit`` carries: variables, calls and labels gathered until it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from ..api import CallBody, LabelBody, SubmitBody, VariableBody
+from ..errors import ErrorInfo, ParrotError, UpstreamFailed
+from .options import Perf
+
+MAX_CALLS = 4096  # the service takes no more in one submit
+MAX_CHARS = 8 * 2**20  # of prompts and values; well below the service's 32 MiB of JSON
+
+
+@dataclass(eq=False, slots=True)
+class Submission:
+    """One submit, open until it is sent. ``sent`` ends when the service has taken or refused it; ``needs``
+    are earlier submits, not taken yet, whose variables it reads; ``reads_earlier`` tells whether it reads
+    any variable of an earlier submit."""
+
+    variables: list[VariableBody] = field(default_factory=list)
+    calls: list[CallBody] = field(default_factory=list)
+    labels: dict[str, Perf] = field(default_factory=dict)
+    needs: set[Submission] = field(default_factory=set)
+    reads_earlier: bool = False
+    sent: Future[None] = field(default_factory=Future)
+    num_chars: int = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether it should be sent before more is added."""
+        return len(self.calls) >= MAX_CALLS or self.num_chars >= MAX_CHARS
+
+    def add_variable(self, body: VariableBody) -> None:
+        """Declare a variable."""
+        self.variables.append(body)
+        self.num_chars += len(body.value or "")
+
+    def add_call(self, body: CallBody) -> None:
+        """Add a call; its variables are declared before it."""
+        self.calls.append(body)
+        self.num_chars += len(body.prompt or "") + sum(len(m.content) for m in body.messages or ())
+        self.num_chars += sum(len(p.value or "") for p in body.placeholders)
+
+    def label(self, variable_ids: Iterable[str], perf: Perf) -> None:
+        """Label variables declared here."""
+        self.labels.update((variable_id, perf) for variable_id in variable_ids)
+
+    def read(self, earlier: Submission) -> None:
+        """Note that a variable of an earlier submit is read here."""
+        self.reads_earlier = True
+        if not earlier.sent.done() or earlier.sent.exception() is not None:
+            self.needs.add(earlier)
+
+    def finish(self, error: BaseException | None) -> None:
+        """Wake who waits for the answer, and drop what was sent."""
+        if error is None:
+            self.sent.set_result(None)
+        else:
+            self.sent.set_exception(error)
+        self.variables, self.calls, self.labels, self.needs = [], [], {}, set()
+
+    def body(self, session_id: str, create_session: bool) -> SubmitBody:
+        """The request body."""
+        return SubmitBody(
+            session_id=session_id,
+            create_session=create_session,
+            variables=tuple(self.variables),
+            calls=tuple(self.calls),
+            labels=tuple(
+                LabelBody(semantic_var_id=name, criteria=perf.value) for name, perf in self.labels.items()
+            ),
+        )
+
+    def check_needs(self) -> None:
+        """Raise :class:`UpstreamFailed` if a submit that this one builds on was refused."""
+        for earlier in self.needs:
+            error = earlier.sent.exception() if earlier.sent.done() else None
+            if isinstance(error, ParrotError):
+                raise UpstreamFailed(
+                    f"an earlier submit, whose variables are read here, failed: {error.message}",
+                    causes=(error.to_info(), *error.causes),
+                )
+
+    def error_for(self, producer: str | None, error: ParrotError) -> ErrorInfo:
+        """``error``, which refused the whole submit, as seen by a variable that ``producer`` would fill."""
+        info = error.to_info()
+        if producer is None:
+            return info
+        message = f"{producer} did not start: {error.message}"
+        return ErrorInfo(info.code, message, info.param, info.causes)

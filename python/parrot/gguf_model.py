@@ -1,0 +1,180 @@
+"""Converts a GGUF file of the llama architecture into a Hugging Face directory (safetensors, fp32)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from .errors import ModelFileError
+from .tokenizer.from_gguf import tokenizer_files
+
+Progress = Callable[[str, float], None]  # (what is being done, fraction done in [0, 1])
+Array = npt.NDArray[np.float32]
+
+_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.weight\Z")
+
+
+def convert_gguf(path: Path, directory: Path, progress: Progress) -> None:
+    """Write config.json, model.safetensors, the tokenizer and generation_config.json into ``directory``.
+
+    Raises :class:`ModelFileError` naming the file and the fix if it is damaged or of another architecture.
+    """
+    reader = _open(path)
+    source = _Source(path, reader)
+    if (architecture := source.metadata("general.architecture")) != "llama":
+        raise ModelFileError(
+            f"{path} holds a model of architecture {architecture!r}; only 'llama' is supported"
+        )
+    tied = "output.weight" not in {tensor.name for tensor in reader.tensors}
+    config = _config(source, tied)
+    tensors = dict(_tensors(source, config, progress))
+    _check_complete(path, tensors, config)
+    progress("writing tensors", 0.9)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    for name, content in tokenizer_files(source.metadata, str(path)).items():
+        (directory / name).write_text(content, encoding="utf-8")
+    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2), encoding="utf-8")
+    progress("done", 1.0)
+
+
+def _open(path: Path) -> gguf.GGUFReader:
+    try:
+        return gguf.GGUFReader(path)
+    except FileNotFoundError:
+        raise ModelFileError(f"{path} does not exist; check the path") from None
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(
+            f"{path} is truncated or not a GGUF file ({error}); download or install it again"
+        ) from error
+
+
+class _Source:
+    """Metadata and tensors of an open GGUF file."""
+
+    def __init__(self, path: Path, reader: gguf.GGUFReader) -> None:
+        self.path = path
+        self.reader = reader
+
+    def metadata(self, key: str) -> object:
+        """One metadata field, None if the file does not have it."""
+        field = self.reader.get_field(key)
+        return None if field is None else field.contents()
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A numeric field of the llama architecture."""
+        value = self.metadata(f"llama.{key}")
+        if isinstance(value, (int, float)):
+            return value
+        if default is None:
+            raise ModelFileError(f"{self.path} lacks the field llama.{key}; download or install it again")
+        return default
+
+
+def _config(source: _Source, tied: bool) -> dict[str, object]:
+    hidden, heads = int(source.number("embedding_length")), int(source.number("attention.head_count"))
+    head_dim = int(source.number("attention.key_length", hidden // heads))
+    tokens = cast("list[str]", source.metadata("tokenizer.ggml.tokens") or [])
+    if int(source.number("rope.dimension_count", head_dim)) != head_dim:
+        raise ModelFileError(f"{source.path} rotates a part of each head, which is not supported")
+    config: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": int(source.number("vocab_size", len(tokens))),
+        "hidden_size": hidden,
+        "intermediate_size": int(source.number("feed_forward_length")),
+        "num_hidden_layers": int(source.number("block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(source.number("attention.head_count_kv", heads)),
+        "head_dim": head_dim,
+        "max_position_embeddings": int(source.number("context_length")),
+        "rms_norm_eps": source.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": source.number("rope.freq_base", 10000.0),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": tied,
+        "dtype": "float32",
+    }
+    config.update(_rope_scaling(source))
+    for name in ("bos", "eos"):
+        token_id = source.metadata(f"tokenizer.ggml.{name}_token_id")
+        if isinstance(token_id, int):
+            config[f"{name}_token_id"] = token_id
+    return config
+
+
+def _rope_scaling(source: _Source) -> dict[str, object]:
+    kind = source.metadata("llama.rope.scaling.type")
+    if kind in (None, "none"):
+        return {}
+    if kind == "linear":
+        return {"rope_scaling": {"rope_type": "linear", "factor": source.number("rope.scaling.factor")}}
+    raise ModelFileError(
+        f"{source.path} scales its positions by {kind!r}, which is not supported from GGUF; "
+        "use the model's Hugging Face directory"
+    )
+
+
+def _tensors(source: _Source, config: dict[str, object], progress: Progress) -> Iterator[tuple[str, Array]]:
+    num_tensors = len(source.reader.tensors)
+    for index, tensor in enumerate(source.reader.tensors):
+        progress("dequantising tensors", 0.9 * index / num_tensors)
+        name = _name(source.path, tensor.name)
+        values = np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        if name.endswith("q_proj.weight"):
+            values = _unpermute(values, cast("int", config["num_attention_heads"]))
+        elif name.endswith("k_proj.weight"):
+            values = _unpermute(values, cast("int", config["num_key_value_heads"]))
+        yield name, np.ascontiguousarray(values)
+
+
+def _name(path: Path, name: str) -> str:
+    if name in _TOP:
+        return _TOP[name]
+    match = _LAYER_TENSOR.match(name)
+    if match is None or match.group(2) not in _LAYER:
+        raise ModelFileError(f"{path} has a tensor {name!r}, which a plain LLaMA model does not have")
+    return f"model.layers.{match.group(1)}.{_LAYER[match.group(2)]}.weight"
+
+
+def _unpermute(weight: Array, num_heads: int) -> Array:
+    """GGUF stores the rows of q and k [heads * head_dim, hidden] for interleaved rotation: pairs (2i, 2i + 1)
+    of a head back to (i, i + head_dim / 2)."""
+    rows, columns = weight.shape
+    pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
+    return pairs.swapaxes(1, 2).reshape(rows, columns)
+
+
+def _check_complete(path: Path, tensors: dict[str, Array], config: dict[str, object]) -> None:
+    expected = ["model.embed_tokens.weight", "model.norm.weight"]
+    for layer in range(cast("int", config["num_hidden_layers"])):
+        expected += [f"model.layers.{layer}.{name}.weight" for name in _LAYER.values()]
+    missing = [name for name in expected if name not in tensors]
+    if missing:
+        raise ModelFileError(f"{path} lacks {len(missing)} tensors ({missing[0]} ...); download it again")

@@ -1,0 +1,186 @@
+"""SharedPrefixAttention: decode attention that reads each shared K/V tile once per batch (paper section 5.3).
+
+:class:`SharedPrefixAttention` owns the fixed-size device buffers of a plan, so that a CUDA graph captured on
+one tree of contexts can be replayed on another; :func:`shared_prefix_attention_reference` is its torch twin.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .. import _core
+
+I32 = npt.NDArray[np.int32]
+BLOCK_SIZE = 16
+MAX_ROWS = 64  # query rows of one entry, as the kernel's tile has
+_ENTRY_FIELDS = 8
+
+
+def shared_prefix_attention_reference(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: list[int],
+    scale: float,
+) -> Tensor:
+    """Attention of one query token per request over its blocks, in the dtype of ``query`` (use float64).
+
+    query [n, heads, head_dim]; caches [num_blocks, 16, kv_heads, head_dim]; block_tables [n, max_blocks],
+    -1 past the end; seq_lens n lengths. Returns [n, heads, head_dim].
+    """
+    group = query.shape[1] // key_cache.shape[2]
+    rows = []
+    for request, length in enumerate(seq_lens):
+        blocks = block_tables[request, : -(-length // BLOCK_SIZE)].long()
+        keys = key_cache[blocks].flatten(0, 1)[:length].to(query.dtype).repeat_interleave(group, dim=1)
+        values = value_cache[blocks].flatten(0, 1)[:length].to(query.dtype).repeat_interleave(group, dim=1)
+        scores = torch.einsum("hd,thd->ht", query[request], keys) * scale
+        rows.append(torch.einsum("ht,thd->hd", scores.softmax(dim=-1), values))
+    return torch.stack(rows)
+
+
+class SharedPrefixAttention:
+    """The CUDA kernel with its plan buffers, for one model shape on one device.
+
+    Call :meth:`plan` once per step, then the object once per layer. Raises ``ValueError`` for shapes, dtypes
+    or devices that do not fit, naming the argument and both values.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_requests: int,
+        max_blocks: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        device: torch.device,
+        max_parts: int = 8192,
+    ) -> None:
+        from .. import _kernels  # present only where nvcc was found
+
+        self._kernels = _kernels
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.max_requests, self.max_blocks = max_requests, max_blocks
+        self._device = device
+        with torch.cuda.device(device):
+            self.num_workers = _kernels.shared_prefix_attention_grid(head_dim)
+        self._allocate_plan(max_parts)
+        self._part_output = torch.empty(max_parts, num_heads, head_dim, device=device)
+        self._part_max_sum = torch.empty(max_parts, num_heads, 2, device=device)
+        self._next_work = torch.zeros(2, dtype=torch.int32, device=device)
+        self.num_requests = self.num_entries = self.num_parts = 0
+
+    def _allocate_plan(self, max_parts: int) -> None:
+        """One host buffer and one device buffer with the same layout, so that a plan is one copy."""
+        sizes = {
+            "num_entries": 4,
+            "entries": max_parts * _ENTRY_FIELDS,
+            "members": max_parts * 2,
+            "part_begin": self.max_requests + 4 - self.max_requests % 4,
+            "block_tables": self.max_requests * self.max_blocks,
+        }
+        total = sum(sizes.values())
+        self._host = torch.zeros(total, dtype=torch.int32, pin_memory=True)
+        self._plan = torch.zeros(total, dtype=torch.int32, device=self._device)
+        self._views: dict[str, I32] = {}
+        self._addresses: dict[str, int] = {}
+        start = 0
+        for name, size in sizes.items():
+            self._views[name] = self._host[start : start + size].numpy()
+            self._addresses[name] = self._plan.data_ptr() + 4 * start
+            start += size
+        self._uploaded = torch.cuda.Event()
+
+    def plan(
+        self,
+        block_tables: I32,
+        seq_lens: I32,
+        *,
+        share: bool = True,
+        min_shared_tokens: int = 64,
+        min_chunk_tokens: int = 128,
+    ) -> None:
+        """Plan a step for ``block_tables`` [n, <= max_blocks] and ``seq_lens`` [n] (the new token included)
+        and upload it on the current stream."""
+        n, blocks = block_tables.shape
+        if n > self.max_requests or blocks > self.max_blocks:
+            raise ValueError(
+                f"block_tables is [{n}, {blocks}], the buffers hold [{self.max_requests}, {self.max_blocks}]"
+            )
+        self._uploaded.synchronize()
+        views = self._views
+        self.num_entries, _, self.num_parts = _core.plan_attention(
+            block_tables,
+            seq_lens,
+            views["entries"],
+            views["members"],
+            views["part_begin"],
+            group_size=self.num_heads // self.num_kv_heads,
+            num_kv_heads=self.num_kv_heads,
+            num_workers=self.num_workers,
+            max_rows=MAX_ROWS,
+            min_shared_tokens=min_shared_tokens,
+            min_chunk_tokens=min_chunk_tokens,
+            share=share,
+        )
+        views["num_entries"][0] = self.num_entries
+        views["part_begin"][n + 1 :] = self.num_parts  # rows past n have no parts
+        views["block_tables"].reshape(self.max_requests, self.max_blocks)[:n, :blocks] = block_tables
+        self.num_requests = n
+        self._plan.copy_(self._host, non_blocking=True)
+        self._uploaded.record()
+
+    def __call__(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, output: Tensor, scale: float
+    ) -> None:
+        """Launch on the current stream. query and output [n, heads, head_dim]; caches
+        [num_blocks, 16, kv_heads, head_dim]; all contiguous, float16 or bfloat16, on this device."""
+        self._check(query, key_cache, value_cache, output)
+        addresses = self._addresses
+        self._kernels.shared_prefix_attention(
+            query=query.data_ptr(),
+            key_cache=key_cache.data_ptr(),
+            value_cache=value_cache.data_ptr(),
+            output=output.data_ptr(),
+            block_tables=addresses["block_tables"],
+            entries=addresses["entries"],
+            num_entries=addresses["num_entries"],
+            members=addresses["members"],
+            part_begin=addresses["part_begin"],
+            part_output=self._part_output.data_ptr(),
+            part_max_sum=self._part_max_sum.data_ptr(),
+            next_work=self._next_work.data_ptr(),
+            num_requests=self.num_requests,
+            num_blocks=key_cache.shape[0],
+            max_blocks=self.max_blocks,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            is_bfloat16=query.dtype == torch.bfloat16,
+            softmax_scale=scale,
+            stream=torch.cuda.current_stream(self._device).cuda_stream,
+        )
+
+    def _check(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, output: Tensor) -> None:
+        rows = (self.num_requests, self.num_heads, self.head_dim)
+        cache = (key_cache.shape[0], BLOCK_SIZE, self.num_kv_heads, self.head_dim)
+        expected = {
+            "query": (query, rows),
+            "output": (output, rows),
+            "key_cache": (key_cache, cache),
+            "value_cache": (value_cache, cache),
+        }
+        for name, (tensor, shape) in expected.items():
+            if tuple(tensor.shape) != shape:
+                raise ValueError(f"{name} is {tuple(tensor.shape)}, expected {shape}")
+            if tensor.dtype != query.dtype or tensor.dtype not in (torch.float16, torch.bfloat16):
+                raise ValueError(
+                    f"{name} is {tensor.dtype}, expected float16 or bfloat16 as query ({query.dtype})"
+                )
+            if tensor.device != self._device or not tensor.is_contiguous():
+                raise ValueError(f"{name} is on {tensor.device} or not contiguous; expected {self._device}")

@@ -1,0 +1,97 @@
+"""The HTTP face of the manager: the only place that sees JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from .. import __version__
+from ..api import ErrorReply
+from ..errors import Unavailable
+from .engines import EngineRegistry
+from .http_errors import BodyLimit, error_response, error_responses, install_error_handlers
+from .openai_api import openai_router
+from .routes import session_router
+from .service import Service
+from .supervisor import Supervisor
+
+
+class Health(BaseModel):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(BaseModel):
+    """Calls can run."""
+
+    status: Literal["ready"] = "ready"
+    engines: int
+
+
+def create_app(service: Service, registry: EngineRegistry, supervisor: Supervisor | None = None) -> FastAPI:
+    """All routes around one service."""
+    app = FastAPI(
+        title="Parrot",
+        version=__version__,
+        summary="Serves LLM applications: whole graphs of prompt templates joined by Semantic Variables.",
+        responses={500: {"model": ErrorReply, "description": "A bug in the service."}},
+    )
+    install_error_handlers(app)
+    app.include_router(session_router(service, registry))
+    app.include_router(openai_router(service))
+    _add_probes(app, service, registry, supervisor)
+    app.add_middleware(BodyLimit, max_body_bytes=service.config.max_body_bytes)
+    _correct_openapi(app)
+    return app
+
+
+def _correct_openapi(app: FastAPI) -> None:
+    """Take out FastAPI's own 422: a body that does not validate is a 400 with our error body."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = generate()
+            for path in document["paths"].values():
+                for operation in path.values():
+                    operation["responses"].pop("422", None)
+            for name in ("HTTPValidationError", "ValidationError"):
+                document["components"]["schemas"].pop(name, None)
+        return generate()
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _add_probes(
+    app: FastAPI, service: Service, registry: EngineRegistry, supervisor: Supervisor | None
+) -> None:
+    @app.get("/health", tags=["probes"])
+    async def health() -> Health:
+        """Live: the process answers."""
+        return Health()
+
+    @app.get("/ready", tags=["probes"], response_model=Ready, responses=error_responses(Unavailable))
+    async def ready() -> Ready | JSONResponse:
+        """Ready: an engine is there and work is taken; 503 says why not."""
+        reason = _unready_reason(service, registry, supervisor)
+        if reason is not None:
+            return error_response(Unavailable(reason))
+        return Ready(engines=len(registry.alive))
+
+
+def _unready_reason(service: Service, registry: EngineRegistry, supervisor: Supervisor | None) -> str | None:
+    if service.executor.refusal is not None:
+        return service.executor.refusal
+    if registry.alive:
+        return None
+    if supervisor is not None and supervisor.problem is not None:
+        return supervisor.problem
+    if registry.views():
+        return "no engine is left: " + ", ".join(f"{view.name} is lost" for view in registry.views())
+    if supervisor is not None and supervisor.num_children:
+        return "the engine is starting"
+    return f"no engine has joined at {registry.address} yet"

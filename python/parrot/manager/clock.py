@@ -1,0 +1,43 @@
+"""The manager's clock, and the estimate that shifts an engine's clock onto it."""
+
+from __future__ import annotations
+
+import time
+
+_WINDOW_US = 60_000_000
+
+
+def now_us() -> int:
+    """Microseconds of CLOCK_MONOTONIC."""
+    return time.monotonic_ns() // 1000
+
+
+class ClockOffset:
+    """Manager time minus engine time, as the least difference seen between a frame's sending (the engine's
+    clock) and its arrival (ours): the frame that was under way the shortest errs the least. Minima are kept
+    per window of a minute, so that the estimate follows drift."""
+
+    def __init__(self) -> None:
+        self._window_start_us = 0
+        self._current: int | None = None
+        self._previous: int | None = None
+
+    def observe(self, engine_us: int, arrival_us: int) -> None:
+        """A frame sent at ``engine_us`` arrived at ``arrival_us``."""
+        sample = arrival_us - engine_us
+        if self._current is None or arrival_us - self._window_start_us > _WINDOW_US:
+            self._previous = self._current
+            self._current = sample
+            self._window_start_us = arrival_us
+        else:
+            self._current = min(self._current, sample)
+
+    @property
+    def offset_us(self) -> int:
+        """The estimate; 0 before the first frame."""
+        known = [value for value in (self._current, self._previous) if value is not None]
+        return min(known, default=0)
+
+    def to_manager_us(self, engine_us: int) -> int:
+        """A time of the engine on the manager's clock."""
+        return engine_us + self.offset_us

@@ -1,0 +1,324 @@
+"""From a ready call to a frame on the wire: encode, check the length, queue, place, dispatch.
+
+Everything happens in *turns* on the event loop. A turn encodes what became ready for at most a few
+milliseconds, lets the scheduler place it, and sends; what is left waits for the next turn, so that requests
+and heartbeats are answered in between. Long texts are encoded in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from .. import wire
+from .._core import Placement
+from ..errors import EngineLost, ErrorInfo, InternalError, ParrotError
+from ..tokenizer import EncodedPrompt, Piece
+from .application import Application
+from .call import Call, CallState, Step
+from .clock import now_us
+from .engines import Engine, EngineRegistry
+from .prompts import CallPrompt, Limits, PromptBuilder, assemble, num_chars
+from .runs import Run, num_new_tokens
+from .scheduler_bridge import SchedulerBridge
+
+log = logging.getLogger(__name__)
+_SLICE_S = 0.003
+_MAX_HOLD_S = 0.02  # calls made together are placed together, if encoding them takes no longer
+_THREAD_CHARS = 16 * 1024
+
+
+class CallOwner(Protocol):
+    """What the dispatcher asks of the executor."""
+
+    def application(self, call: Call) -> Application:
+        """The call's application."""
+
+    def call_failed(self, call: Call, error: ErrorInfo) -> None:
+        """The call cannot run. The owner will :meth:`Dispatcher.stop` whatever that ends."""
+
+    def call_restarts(self, call: Call) -> None:
+        """Its engine is lost; the call runs again."""
+
+
+class Dispatcher:
+    """Queue and runs of all calls. Used on the loop only."""
+
+    def __init__(
+        self,
+        builder: PromptBuilder,
+        registry: EngineRegistry,
+        bridge: SchedulerBridge,
+        owner: CallOwner,
+        *,
+        max_retries: int,
+    ) -> None:
+        self._builder = builder
+        self._registry = registry
+        self._bridge = bridge
+        self._owner = owner
+        self._max_retries = max_retries
+        self._ids = itertools.count(1)
+        self.limits: Limits | None = None  # of the engines seen so far
+        self._to_encode: deque[Call] = deque()
+        self._unsized: dict[Call, None] = {}  # ready before any engine had said what it can hold
+        self._encoding: dict[Call, asyncio.Task[None]] = {}
+        self._prompts: dict[Call, CallPrompt] = {}
+        self._losses: dict[Call, int] = {}
+        self._runs: dict[wire.CallId, Run] = {}
+        self._open: dict[Call, Run] = {}  # the run that still owes outputs
+        self._aborts: dict[Engine, list[Run]] = defaultdict(list)
+        self._held_since: float | None = None
+        self._turn_is_due = False
+        self._idle = asyncio.Event()
+
+    # --- calls ---
+
+    def enqueue(self, call: Call) -> None:
+        """The call's next steps are ready; it is dispatched in the coming turn."""
+        self._to_encode.append(call)
+
+    def preset(self, call: Call, fill: EncodedPrompt) -> None:
+        """The ids of the call's first step are known already."""
+        self._prompts[call] = CallPrompt([fill])
+
+    def stop(self, call: Call) -> None:
+        """The call ended: out of the queue, and off its engine within one step."""
+        self._prompts.pop(call, None)
+        self._losses.pop(call, None)
+        self._unsized.pop(call, None)
+        encoding = self._encoding.pop(call, None)
+        if encoding is not None:
+            encoding.cancel()
+        run = self._open.pop(call, None)
+        if run is None:
+            return
+        self._drop(run)
+        if run.engine is not None:
+            self._aborts[run.engine].append(run)
+
+    def update_objective(self, call: Call) -> None:
+        """The call's label changed."""
+        run = self._open.get(call)
+        if run is not None:
+            self._bridge.update_objective(run)
+
+    # --- runs ---
+
+    def run(self, run_id: wire.CallId, engine: Engine) -> Run | None:
+        """The run of this id if this engine has it; None for one that was stopped or lost."""
+        run = self._runs.get(run_id)
+        return run if run is not None and run.engine is engine else None
+
+    def settle(self, run: Run) -> None:
+        """The run owes no more outputs: its call may be queued again while the engine cleans up."""
+        if self._open.get(run.call) is run:
+            del self._open[run.call]
+
+    def finish(self, run: Run, num_tokens: int) -> None:
+        """The run left its engine; its context stays there."""
+        self.settle(run)
+        self._bridge.finish(run, num_tokens)
+        self._forget(run)
+
+    def fail(self, run: Run) -> None:
+        """The run left its engine with an error."""
+        self.settle(run)
+        self._drop(run)
+
+    def _drop(self, run: Run) -> None:
+        self._bridge.cancel(run)
+        self._forget(run)
+
+    def _forget(self, run: Run) -> None:
+        del self._runs[run.run_id]
+        if run.engine is not None:
+            run.engine.num_dispatched -= 1
+
+    # --- engines ---
+
+    def engine_joined(self, engine: Engine) -> None:
+        """One more engine to place calls on."""
+        self._bridge.add_engine(engine)
+        self.limits = Limits.of([one.registration for one in self._registry.alive])
+        self._to_encode.extend(self._unsized)
+        self._unsized.clear()
+        self.turn()
+
+    def engine_lost(self, engine: Engine) -> None:
+        """Its calls run again from their variables, until they have used up their retries."""
+        self._aborts.pop(engine, None)
+        for run_id in self._bridge.remove_engine(engine):
+            run = self._runs.pop(run_id)
+            if self._open.get(run.call) is run:
+                del self._open[run.call]
+                self._run_again(run.call, engine)
+        engine.num_dispatched = 0
+        alive = self._registry.alive
+        if alive:
+            self.limits = Limits.of([one.registration for one in alive])
+        self.turn()
+
+    def _run_again(self, call: Call, engine: Engine) -> None:
+        losses = self._losses[call] = self._losses.get(call, 0) + 1
+        if losses > self._max_retries:
+            message = f"call {call.name}: lost with engine {engine.name}, for the {losses}. time"
+            self._owner.call_failed(call, EngineLost(message).to_info())
+            return
+        call.requeue()
+        self._owner.call_restarts(call)
+        self._to_encode.append(call)
+
+    # --- turns ---
+
+    def turn(self) -> None:
+        """Encode what is ready, place it, send it."""
+        started = time.monotonic()
+        while self._to_encode and time.monotonic() - started < _SLICE_S:
+            self._encode(self._to_encode.popleft())
+        if self._to_encode and self._held_since is None:
+            self._held_since = started
+        if not self._to_encode or started - (self._held_since or started) > _MAX_HOLD_S:
+            self._place()
+            self._held_since = None
+        self._send_aborts()
+        if self._to_encode and not self._turn_is_due:
+            self._turn_is_due = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        if self.num_busy == 0:
+            self._idle.set()
+
+    def _next_turn(self) -> None:
+        self._turn_is_due = False
+        self.turn()
+
+    @property
+    def num_busy(self) -> int:
+        """Calls that are ready or running."""
+        return len(self._to_encode) + len(self._unsized) + len(self._encoding) + len(self._runs)
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no call is ready or running; False if ``timeout_s`` passed first."""
+        self._idle.clear()
+        if self.num_busy == 0:
+            return True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _encode(self, call: Call) -> None:
+        if call.state is not CallState.QUEUED or call in self._open or call in self._encoding:
+            return
+        if self.limits is None:
+            self._unsized[call] = None
+            return
+        try:
+            steps = call.ready_steps()
+            if not steps:
+                return
+            prompt = self._prompts.setdefault(call, CallPrompt())
+            missing = call.steps[len(prompt.fills) : steps[-1].index + 1]
+            if missing and not self._encode_steps(call, prompt, missing, self.limits):
+                return
+            self._queue(call, prompt, steps, self.limits)
+        except ParrotError as error:
+            self._owner.call_failed(call, error.to_info())
+        except Exception as error:
+            self._bug(call, error)
+
+    def _encode_steps(self, call: Call, prompt: CallPrompt, missing: Sequence[Step], limits: Limits) -> bool:
+        """Encode now and return True, or start a thread that puts the call into the queue again."""
+        pieces = self._builder.step_pieces(call, missing)
+        size = num_chars(pieces)
+        self._builder.refuse_hopeless(size, limits)
+        if size > _THREAD_CHARS:
+            task = asyncio.create_task(self._encode_in_thread(call, prompt, pieces))
+            self._encoding[call] = task
+            return False
+        prompt.fills += self._builder.encode(pieces, first_step=len(prompt.fills))
+        return True
+
+    async def _encode_in_thread(self, call: Call, prompt: CallPrompt, pieces: list[list[Piece]]) -> None:
+        try:
+            fills = await asyncio.to_thread(self._builder.encode, pieces, first_step=len(prompt.fills))
+        except Exception as error:
+            del self._encoding[call]
+            if isinstance(error, ParrotError):
+                self._owner.call_failed(call, error.to_info())
+            else:
+                self._bug(call, error)
+        else:
+            del self._encoding[call]
+            prompt.fills += fills
+            self._to_encode.append(call)
+        self.turn()
+
+    def _bug(self, call: Call, error: Exception) -> None:
+        log.error("call %s could not be prepared", call.name, exc_info=error)
+        message = f"call {call.name}: {type(error).__name__} in the service; its log has the trace"
+        self._owner.call_failed(call, InternalError(message).to_info())
+
+    def _queue(self, call: Call, prompt: CallPrompt, steps: Sequence[Step], limits: Limits) -> None:
+        run_prompt = assemble(prompt, call, steps)
+        limits.check(run_prompt.num_tokens, num_new_tokens(steps))
+        number = next(self._ids)
+        application = self._owner.application(call)
+        run = Run(wire.CallId(number), wire.ContextId(number), call, application, run_prompt)
+        self._runs[run.run_id] = run
+        self._open[call] = run
+        self._bridge.submit(run, len(steps))
+
+    def _place(self) -> None:
+        if self._bridge.num_queued == 0:
+            return
+        for placement in self._bridge.schedule():
+            run = self._runs.get(wire.CallId(placement.call_id))
+            engine = self._registry.get(placement.engine_id)
+            if run is None or engine is None:
+                continue  # stopped by the failure of another call in this loop
+            try:
+                self._dispatch(run, engine, placement)
+            except ParrotError as error:
+                self._owner.call_failed(run.call, error.to_info())
+            except Exception as error:
+                self._bug(run.call, error)
+
+    def _dispatch(self, run: Run, engine: Engine, placement: Placement) -> None:
+        call = run.call
+        self._match_steps(run)
+        run.engine = engine
+        engine.num_dispatched += 1
+        steps = call.dispatch(engine.name)
+        if call.timing.dispatched_us is None or call.next_step == 0:
+            call.timing.dispatched_us = now_us()
+        call.prompt_tokens = sum(len(fill.token_ids) for fill in self._prompts[call].fills)
+        parent = wire.ContextId(placement.parent_context_id)
+        frame = run.dispatch(steps, parent)
+        # A send that fails makes the registry report the engine as lost, which queues the call again.
+        self._registry.send(engine, frame)
+
+    def _match_steps(self, run: Run) -> None:
+        """Values that came, and outputs that were cancelled, while the run was queued change its steps."""
+        call, steps = run.call, run.call.ready_steps()
+        if len(steps) == len(run.prompt.later) + 1 or self.limits is None:
+            return
+        prompt = self._prompts[call]
+        missing = call.steps[len(prompt.fills) : steps[-1].index + 1]
+        if missing:
+            pieces = self._builder.step_pieces(call, missing)
+            prompt.fills += self._builder.encode(pieces, first_step=len(prompt.fills))
+        run.prompt = assemble(prompt, call, steps)
+        self.limits.check(run.prompt.num_tokens, num_new_tokens(steps))
+
+    def _send_aborts(self) -> None:
+        for engine, runs in self._aborts.items():
+            self._registry.send(engine, wire.Abort(tuple(run.run_id for run in runs)))
+            self._registry.send(engine, wire.FreeContexts(tuple(run.context_id for run in runs)))
+        self._aborts.clear()

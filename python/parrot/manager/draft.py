@@ -1,0 +1,222 @@
+"""A submit that is being checked: everything it would add, beside the graph and not yet in it.
+
+Nothing here touches the graph, so that a submit is taken whole or refused whole.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ..api import CallBody, PlaceholderBody, SubmitBody, VariableBody
+from ..config import ManagerConfig
+from ..errors import DoubleProducer, DuplicateRequest, InvalidRequest, RequestTooLarge, VariableNotFound
+from ..wire import CallId
+from .call import Call, Timing
+from .holes import CallShape, shape_call
+from .transforms import compile_chain
+from .variable import Derivation, Source, Variable
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a call inherits from its session. ``call_ids`` never repeats one."""
+
+    session_id: str
+    domain: int
+    config: ManagerConfig
+    call_ids: Iterator[CallId]
+
+
+@dataclass(slots=True)
+class Draft:
+    """``producers``, ``derivations`` and ``values`` say where variables, new or old, come from."""
+
+    variables: dict[str, Variable] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    producers: dict[Variable, tuple[Call, int]] = field(default_factory=dict)
+    derivations: dict[Variable, Derivation] = field(default_factory=dict)
+    values: dict[Variable, str] = field(default_factory=dict)
+    reaches_old: bool = False  # a variable of an earlier submit gets its origin in this one
+
+
+def check_value_size(value: str, what: str, config: ManagerConfig) -> None:
+    """Raise :class:`RequestTooLarge` for a value above the limit."""
+    limit = config.max_value_bytes
+    if len(value) > limit or (4 * len(value) > limit and len(value.encode()) > limit):
+        raise RequestTooLarge(f"{what}: the value is above the limit of {limit} bytes")
+
+
+def draft_submit(
+    body: SubmitBody,
+    *,
+    setting: Setting,
+    variables: Mapping[str, Variable],
+    live: Mapping[str, Call],
+    now_us: int,
+) -> Draft:
+    """Check a submit against the graph's ``variables`` and ``live`` calls; cycles are checked elsewhere.
+
+    Raises the typed errors of a bad request, naming function, placeholder or variable.
+    """
+    return _Drafter(setting, variables, live, now_us).build(body)
+
+
+class _Drafter:
+    def __init__(
+        self, setting: Setting, variables: Mapping[str, Variable], live: Mapping[str, Call], now_us: int
+    ) -> None:
+        self._setting = setting
+        self._old = variables
+        self._live = live
+        self._now_us = now_us
+        self._draft = Draft()
+        self._claimed: set[Variable] = set()
+        self._request_ids: set[str] = set()
+
+    def build(self, body: SubmitBody) -> Draft:
+        limit = self._setting.config.max_calls_per_submit
+        if len(body.calls) > limit:
+            raise RequestTooLarge(f"{len(body.calls)} calls are above the limit of {limit} per submit")
+        for variable in body.variables:
+            self._declare(variable)
+        outputs = [self._declare_placeholders(call) for call in body.calls]
+        for variable in body.variables:
+            self._derive(variable)
+        for call, output_vars in zip(body.calls, outputs, strict=True):
+            self._add_call(call, output_vars)
+        for label in body.labels:
+            self._find(label.semantic_var_id)
+        return self._draft
+
+    # --- variables ---
+
+    def _declare(self, body: VariableBody) -> None:
+        variable = self._find_or_make(body.semantic_var_id)
+        if body.value is None and body.sources is None:
+            if body.transforms:
+                raise InvalidRequest(f"variable {variable.id} has transforms, but no sources")
+            return
+        self._claim(variable)
+        if body.value is not None:
+            if body.transforms:
+                raise InvalidRequest(f"variable {variable.id} has transforms, but no sources")
+            self._set(variable, body.value)
+
+    def _declare_placeholders(self, body: CallBody) -> dict[str, Variable]:
+        """Variables that the call brings along; returns those of its outputs by name."""
+        outputs: dict[str, Variable] = {}
+        for placeholder in body.placeholders:
+            if placeholder.kind == "output":
+                variable = self._find_or_make(placeholder.semantic_var_id or f"v-{secrets.token_hex(8)}")
+                self._claim(variable)
+                outputs[placeholder.name] = variable
+            elif placeholder.value is not None:
+                self._declare_input(placeholder, placeholder.value)
+        return outputs
+
+    def _declare_input(self, placeholder: PlaceholderBody, value: str) -> None:
+        if placeholder.semantic_var_id is None:
+            check_value_size(value, f"input {placeholder.name!r}", self._setting.config)
+            return
+        variable = self._find_or_make(placeholder.semantic_var_id)
+        self._claim(variable)
+        self._set(variable, value)
+
+    def _derive(self, body: VariableBody) -> None:
+        if body.sources is None:
+            return
+        variable = self._find(body.semantic_var_id)
+        where = f"variable {variable.id}"
+        sources = tuple(
+            Source(
+                self._find(source.semantic_var_id),
+                compile_chain(source.transforms, where=f"{where}, source {index}"),
+            )
+            for index, source in enumerate(body.sources)
+        )
+        chain = compile_chain(body.transforms, where=where)
+        self._draft.derivations[variable] = Derivation(sources, body.separator, chain)
+
+    def _set(self, variable: Variable, value: str) -> None:
+        check_value_size(value, f"variable {variable.id}", self._setting.config)
+        self._draft.values[variable] = value
+
+    def _find_or_make(self, var_id: str) -> Variable:
+        known = self._old.get(var_id) or self._draft.variables.get(var_id)
+        if known is None:
+            known = self._draft.variables[var_id] = Variable(var_id)
+        return known
+
+    def _find(self, var_id: str) -> Variable:
+        known = self._draft.variables.get(var_id) or self._old.get(var_id)
+        if known is None:
+            raise VariableNotFound(
+                f"no variable {var_id!r} in session {self._setting.session_id}", param=var_id
+            )
+        return known
+
+    def _claim(self, variable: Variable) -> None:
+        """The variable gets its one origin."""
+        if variable in self._claimed or variable.has_origin:
+            raise DoubleProducer(describe_origin(variable), param=variable.id)
+        self._claimed.add(variable)
+        if variable.id in self._old:
+            self._draft.reaches_old = True
+
+    # --- calls ---
+
+    def _add_call(self, body: CallBody, output_vars: dict[str, Variable]) -> None:
+        request_id = self._take_request_id(body)
+        shape = shape_call(
+            body,
+            where=body.function or request_id,
+            input_var=self._find,
+            output_vars=output_vars,
+            max_tokens=self._setting.config.default_max_tokens,
+        )
+        for placeholder in body.placeholders:
+            if placeholder.kind == "input" and placeholder.semantic_var_id is not None:
+                self._find(placeholder.semantic_var_id)
+        call = self._make_call(body, request_id, shape)
+        for step in call.steps:
+            self._draft.producers[step.output.binding.variable] = (call, step.index)
+        self._draft.calls.append(call)
+
+    def _take_request_id(self, body: CallBody) -> str:
+        request_id = body.request_id or f"r-{secrets.token_hex(8)}"
+        if request_id in self._live or request_id in self._request_ids:
+            raise DuplicateRequest(
+                f"{body.function or 'a call'}: request_id {request_id!r} is in use by a live call",
+                param="request_id",
+            )
+        self._request_ids.add(request_id)
+        return request_id
+
+    def _make_call(self, body: CallBody, request_id: str, shape: CallShape) -> Call:
+        return Call(
+            call_id=next(self._setting.call_ids),
+            request_id=request_id,
+            session_id=self._setting.session_id,
+            function=body.function,
+            model=body.model,
+            domain=self._setting.domain,
+            roles=None if body.messages is None else tuple(message.role for message in body.messages),
+            steps=tuple(shape.steps),
+            inputs=shape.inputs,
+            outputs=shape.outputs,
+            label=body.objective,
+            timing=Timing(self._now_us),
+        )
+
+
+def describe_origin(variable: Variable) -> str:
+    """Why a variable can take no second producer or value."""
+    if not variable.pending:
+        return f"variable {variable.id} has ended already ({variable.state})"
+    if variable.producer is not None:
+        return f"variable {variable.id} is an output of {variable.producer.name} already"
+    if variable.derivation is not None:
+        return f"variable {variable.id} is derived from others already"
+    return f"variable {variable.id} would get two producers or values in one submit"

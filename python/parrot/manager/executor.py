@@ -1,0 +1,268 @@
+"""The event-driven centre of the manager: graph changes and engine replies in, frames out.
+
+There is no polling: a call is dispatched in the turn of the loop in which its last input came to exist,
+whether that came by HTTP or as another call's output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+
+from .. import wire
+from ..api import SubmitBody
+from ..config import ManagerConfig
+from ..errors import ErrorInfo, InternalError, Overloaded, Unavailable
+from ..tokenizer import EncodedPrompt, Tokenizer
+from .analysis import deduce
+from .application import Application
+from .call import Call, CallState
+from .clock import now_us
+from .contexts import ContextLedger
+from .dispatcher import Dispatcher
+from .engines import Engine, EngineRegistry
+from .graph import Changes
+from .history import History
+from .prompts import PromptBuilder
+from .runs import Run
+from .scheduler_bridge import SchedulerBridge
+from .session import Session
+from .single import SingleCall
+from .views import call_view
+
+log = logging.getLogger(__name__)
+
+
+class Executor:
+    """Implements :class:`~parrot.manager.engines.EngineEvents` and
+    :class:`~parrot.manager.dispatcher.CallOwner`. Lives on the loop, in one thread."""
+
+    def __init__(self, config: ManagerConfig, tokenizer: Tokenizer, registry: EngineRegistry) -> None:
+        self.config = config
+        self.prompts = PromptBuilder(tokenizer)
+        self.history = History()
+        self.refusal: str | None = None  # why no work is taken any more
+        self._tokenizer = tokenizer
+        self._registry = registry
+        self.scheduler = SchedulerBridge(config.scheduler)
+        self.dispatcher = Dispatcher(
+            self.prompts, registry, self.scheduler, self, max_retries=config.max_retries
+        )
+        self._applications: dict[str, Application] = {}
+        self._numbers = itertools.count(1)
+        self._contexts = ContextLedger()
+        self._stale: dict[Application, None] = {}  # objectives may have to be deduced again
+        self._turn_is_due = False
+        self._num_live = 0
+
+    # --- applications ---
+
+    def open(self, session: Session, single: SingleCall | None = None) -> Application:
+        """From now on calls of this session are run."""
+        application = Application(next(self._numbers), session, now_us(), single)
+        self._applications[session.session_id] = application
+        return application
+
+    def add(
+        self, application: Application, body: SubmitBody, fill: EncodedPrompt | None = None
+    ) -> list[Call]:
+        """Add calls to an application's graph and start those that can run. ``fill``: a single call's ids."""
+        self.check_open(len(body.calls))
+        session, now = application.session, now_us()
+        was_idle = not session.graph.live
+        submitted = session.graph.add(body, now_us=now)
+        if was_idle:
+            application.arrival_us = now
+        self._num_live += len(submitted.calls)
+        self._stale[application] = None
+        if fill is not None and application.single is not None:
+            application.single.attach(submitted.calls[0])
+            self.dispatcher.preset(submitted.calls[0], fill)
+        self.apply(submitted.changes)
+        self.turn()
+        return submitted.calls
+
+    def relabel(self, application: Application) -> None:
+        """A label has come; objectives are deduced in the coming turn."""
+        self._stale[application] = None
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            asyncio.get_running_loop().call_soon(self.turn)
+
+    def application_of(self, session: Session) -> Application:
+        """The application that :meth:`open` made."""
+        return self._applications[session.session_id]
+
+    def close(self, session: Session, error: ErrorInfo) -> None:
+        """What is pending ends with ``error``: calls stop, contexts are freed."""
+        self.apply(session.graph.close(error))
+        application = self._applications.pop(session.session_id)
+        application.closed = True
+        self._stale.pop(application, None)
+        for engine_id, context_ids in self._contexts.take_session(session.session_id).items():
+            self._free_contexts(engine_id, context_ids)
+        self.turn()
+
+    def is_open(self, session: Session) -> bool:
+        """Whether :meth:`close` is still to come."""
+        return session.session_id in self._applications
+
+    def close_all(self, error: ErrorInfo) -> None:
+        """Close every session."""
+        for application in list(self._applications.values()):
+            self.close(application.session, error)
+
+    def check_open(self, num_calls: int = 0) -> None:
+        """Raise :class:`Unavailable` or :class:`Overloaded` if so many calls cannot be taken now."""
+        if self.refusal is not None:
+            raise Unavailable(self.refusal)
+        limit = self.config.max_queued_calls
+        if self._num_live + num_calls > limit:
+            raise Overloaded(f"{self._num_live} calls are unfinished, the limit is {limit}; try again later")
+
+    def apply(self, changes: Changes) -> None:
+        """Carry out what an event did to a graph; a :meth:`turn` must follow."""
+        now = now_us()
+        for call in changes.ended:
+            self.dispatcher.stop(call)
+            if call.state is not CallState.DONE or call.timing.finished_us is None:
+                call.timing.finished_us = now
+            self._num_live -= 1
+            self.history.add(call_view(call))
+            single = self._applications[call.session_id].single
+            if single is not None:
+                single.ended()
+        for call in changes.ready:
+            if call.timing.ready_us is None:
+                call.timing.ready_us = now
+            self.dispatcher.enqueue(call)
+
+    def turn(self) -> None:
+        """Deduce objectives, then encode, place and send what is ready."""
+        self._turn_is_due = False
+        for application in self._stale:
+            try:
+                changed = deduce(application.session.graph)
+            except Exception:  # a wrong order is no reason not to run
+                log.exception("objectives of session %s", application.session.session_id)
+                continue
+            for call in changed:
+                self.dispatcher.update_objective(call)
+        self._stale.clear()
+        self.dispatcher.turn()
+
+    # --- the end ---
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more work, and give what is ready or running ``grace_s`` to finish."""
+        self.refusal = "the service is shutting down"
+        if not await self.dispatcher.wait_idle(grace_s):
+            log.warning("%d calls did not finish within %g s", self.dispatcher.num_busy, grace_s)
+
+    # --- CallOwner ---
+
+    def application(self, call: Call) -> Application:
+        """See :class:`~parrot.manager.dispatcher.CallOwner`."""
+        return self._applications[call.session_id]
+
+    def call_failed(self, call: Call, error: ErrorInfo) -> None:
+        """See :class:`~parrot.manager.dispatcher.CallOwner`."""
+        log.info("call %s failed: %s", call.request_id, error.code)
+        self.apply(self._applications[call.session_id].session.graph.fail(call, error))
+
+    def call_restarts(self, call: Call) -> None:
+        """See :class:`~parrot.manager.dispatcher.CallOwner`."""
+        single = self._applications[call.session_id].single
+        if single is not None:
+            single.restarted()
+
+    # --- EngineEvents ---
+
+    def admits_engine(self, registration: wire.Register) -> str | None:
+        """See :class:`~parrot.manager.engines.EngineEvents`."""
+        if registration.model.fingerprint != self._tokenizer.fingerprint:
+            return f"its model {registration.model.name} tokenises differently from {self.config.model}"
+        return None
+
+    def engine_joined(self, engine: Engine) -> None:
+        """See :class:`~parrot.manager.engines.EngineEvents`."""
+        self.dispatcher.engine_joined(engine)
+
+    def engine_lost(self, engine: Engine, reason: str) -> None:
+        """See :class:`~parrot.manager.engines.EngineEvents`."""
+        log.info("%d calls were with engine %s (%s)", engine.num_dispatched, engine.name, reason)
+        self._contexts.engine_lost(engine.engine_id)
+        self.dispatcher.engine_lost(engine)
+
+    def engine_replied(self, engine: Engine, replies: tuple[wire.Reply, ...]) -> None:
+        """See :class:`~parrot.manager.engines.EngineEvents`."""
+        for reply in replies:
+            if isinstance(reply, wire.ContextsEvicted):
+                self._evicted(engine, reply)
+                continue
+            run = self.dispatcher.run(reply.call_id, engine)
+            if run is None:
+                continue  # late: the call was stopped, or runs elsewhere
+            try:
+                self._replied(engine, run, reply)
+            except Exception as error:
+                log.exception("reply %s of %s could not be handled", type(reply).__name__, engine.name)
+                message = (
+                    f"call {run.call.name}: {type(error).__name__} in the service; its log has the trace"
+                )
+                self.call_failed(run.call, InternalError(message).to_info())
+        self.turn()
+
+    def _replied(self, engine: Engine, run: Run, reply: wire.Reply) -> None:
+        call, single = run.call, run.application.single
+        match reply:
+            case wire.FillDone():
+                run.cached_tokens += reply.cached_tokens
+                call.cached_tokens = min(run.cached_tokens, call.prompt_tokens)
+            case wire.Chunk():
+                if single is not None:
+                    single.received(reply.text)
+            case wire.GenerateDone():
+                if single is not None:
+                    single.generated(reply)
+                self._generated(engine, run, reply)
+            case wire.CallDone():
+                self.dispatcher.finish(run, reply.num_tokens)
+                self._keep_context(engine, run)
+            case wire.CallFailed():
+                self.dispatcher.fail(run)
+                self.call_failed(call, reply.error)
+
+    def _generated(self, engine: Engine, run: Run, reply: wire.GenerateDone) -> None:
+        call, step, timing = run.call, run.generates[reply.verb], reply.timing
+        if step.index == 0:
+            call.timing.admitted_us = engine.clock.to_manager_us(timing.admitted_us)
+            call.timing.first_token_us = engine.clock.to_manager_us(timing.first_token_us)
+        call.timing.finished_us = engine.clock.to_manager_us(timing.finished_us)
+        call.output_tokens += reply.num_generated
+        if step is run.steps[-1]:
+            self.dispatcher.settle(run)
+        graph = run.application.session.graph
+        self.apply(graph.complete(call, step.index, reply.text, reply.token_ids))
+
+    def _keep_context(self, engine: Engine, run: Run) -> None:
+        if run.application.single is not None:
+            return
+        if run.application.closed:
+            self._free_contexts(engine.engine_id, [run.context_id])
+        else:
+            self._contexts.add(run.call.session_id, engine.engine_id, run.context_id)
+
+    def _free_contexts(self, engine_id: int, context_ids: list[wire.ContextId]) -> None:
+        for context_id in context_ids:
+            self.scheduler.forget_context(engine_id, context_id, 0)
+        engine = self._registry.get(engine_id)
+        if engine is not None:
+            self._registry.send(engine, wire.FreeContexts(tuple(context_ids)))
+
+    def _evicted(self, engine: Engine, reply: wire.ContextsEvicted) -> None:
+        for context_id, remaining in zip(reply.context_ids, reply.remaining, strict=False):
+            self.scheduler.forget_context(engine.engine_id, context_id, remaining)
+            if remaining == 0:
+                self._contexts.evicted(context_id)

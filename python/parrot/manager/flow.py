@@ -1,0 +1,193 @@
+"""How values and failures spread through a graph: one :class:`Flow` works off one event.
+
+Spreading is iterative, so that a chain of any length is safe. Each variable ends once, each call ends once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ..errors import Cancelled, ErrorInfo, ParrotError, TransformFailed, UpstreamFailed
+from .call import Call, CallState, InputBinding
+from .variable import Consumer, Variable
+
+_MAX_CAUSES = 8
+_CANCEL_CODES = ("cancelled", "session_closed")
+
+
+@dataclass(slots=True)
+class Changes:
+    """What an event did. ``ready``: calls that went from WAITING to QUEUED; schedule them. ``ended``: calls
+    that are done, failed or cancelled now. ``stopped``: those of ``ended`` that were queued or have steps
+    with an engine; take them out of the scheduler and abort them."""
+
+    ready: list[Call] = field(default_factory=list)
+    ended: list[Call] = field(default_factory=list)
+    stopped: list[Call] = field(default_factory=list)
+
+
+class Flow:
+    """Give variables their ends, then :meth:`run`, then take ``changes``."""
+
+    def __init__(self, max_value_bytes: int) -> None:
+        self.changes = Changes()
+        self._max_value_bytes = max_value_bytes
+        self._ended: deque[Variable] = deque()
+        self._unread: dict[Variable, None] = {}  # lost a reader that will never run
+
+    def publish(self, variable: Variable, value: str) -> None:
+        """The variable has its value."""
+        variable.end(value, None)
+        self._ended.append(variable)
+
+    def break_variable(self, variable: Variable, error: ErrorInfo) -> None:
+        """The variable will have no value."""
+        variable.end(None, error)
+        self._ended.append(variable)
+        self._unread.update(dict.fromkeys(variable.sources))
+        if variable.producer is not None:
+            self.settle(variable.producer)
+
+    def break_steps(self, call: Call, first_step: int, error: ErrorInfo) -> None:
+        """The steps of a call from ``first_step`` on will not run."""
+        for step in call.steps[first_step:]:
+            variable = step.output.binding.variable
+            if variable.pending:
+                variable.end(None, error)
+                self._ended.append(variable)
+        self.settle(call)
+
+    def run(self) -> Changes:
+        """Spread everything; returns the changes so far."""
+        while self._ended:
+            variable = self._ended.popleft()
+            for derived in variable.derived:
+                self.deliver_source(derived, variable)
+            for consumer in variable.consumers:
+                self.deliver(consumer)
+        self.changes.ready = [call for call in self.changes.ready if not call.ended]
+        return self.changes
+
+    def deliver(self, consumer: Consumer) -> None:
+        """An input of a call has ended (or is a constant)."""
+        call, binding = consumer
+        if call.ended:
+            return
+        source = binding.variable
+        if source is not None and source.error is not None:
+            self.break_steps(call, binding.first_step, _input_failed(call, binding, source.error))
+            return
+        value = source.value if source is not None else binding.constant
+        try:
+            binding.text = binding.chain.apply(
+                value or "",
+                where=f"call {call.name}, input {binding.name!r}",
+                max_bytes=self._max_value_bytes,
+            )
+        except TransformFailed as error:
+            self.break_steps(call, binding.first_step, error.to_info())
+            return
+        step = call.steps[binding.first_step]
+        step.num_missing -= 1
+        if step.num_missing == 0:
+            self.wake(call)
+
+    def deliver_source(self, derived: Variable, source: Variable) -> None:
+        """One source entry of a derived variable has ended."""
+        if not derived.pending:
+            return
+        if source.error is not None:
+            message = f"variable {derived.id} derives from variable {source.id}, which failed"
+            self.break_variable(derived, _upstream(message, source.error))
+            return
+        derived.num_missing_sources -= 1
+        if derived.num_missing_sources == 0:
+            self._derive(derived)
+
+    def wake(self, call: Call) -> None:
+        """Queue a waiting call if its next step has all its inputs."""
+        if call.state is CallState.WAITING and call.ready_steps():
+            call.state = CallState.QUEUED
+            self.changes.ready.append(call)
+
+    def settle(self, call: Call) -> None:
+        """End a call that has no step left to run; inputs of steps that it gave up have a reader less."""
+        num_wanted = call.num_wanted_steps
+        if call.ended:
+            return
+        for binding in call.inputs.values():
+            source = binding.variable
+            if binding.first_step >= num_wanted and source is not None and source.producer is not call:
+                self._unread[source] = None
+        if num_wanted <= call.next_step:
+            self._end(call)
+
+    def cancel_unread(self) -> None:
+        """End as cancelled, upwards, what nobody needs since its last reader went."""
+        while self._unread:
+            variable, _ = self._unread.popitem()
+            has_origin = variable.producer is not None or variable.derivation is not None
+            if variable.pending and has_origin and not _is_wanted(variable):
+                message = f"variable {variable.id}: everything that needed it was cancelled"
+                self.break_variable(variable, Cancelled(message).to_info())
+                self.run()
+
+    def _derive(self, derived: Variable) -> None:
+        assert derived.derivation is not None
+        where, limit = f"variable {derived.id}", self._max_value_bytes
+        try:
+            texts = [
+                source.chain.apply(
+                    source.variable.value or "", where=f"{where}, source {index}", max_bytes=limit
+                )
+                for index, source in enumerate(derived.derivation.sources)
+            ]
+            size = sum(map(len, texts)) + len(derived.derivation.separator) * (len(texts) - 1)
+            if size > limit:
+                raise TransformFailed(f"{where}: the join of {size} characters is above {limit} bytes")
+            joined = derived.derivation.separator.join(texts)
+            value = derived.derivation.chain.apply(joined, where=where, max_bytes=limit)
+        except TransformFailed as error:
+            self.break_variable(derived, error.to_info())
+        else:
+            self.publish(derived, value)
+
+    def _end(self, call: Call) -> None:
+        was_queued = call.state is CallState.QUEUED
+        if was_queued or call.next_step < call.num_dispatched:
+            self.changes.stopped.append(call)
+        errors = [step.output.binding.variable.error for step in call.steps]
+        failures = [error for error in errors if error is not None]
+        call.state = CallState.DONE
+        if failures:
+            call.error = next((error for error in failures if error.code not in _CANCEL_CODES), failures[0])
+            is_cancel = call.error.code in _CANCEL_CODES
+            call.state = CallState.CANCELLED if is_cancel else CallState.FAILED
+        self.changes.ended.append(call)
+
+
+def _is_wanted(variable: Variable) -> bool:
+    """Whether somebody waits for it, has asked for it, or will read it."""
+    if variable.has_waiters or variable.criteria is not None:
+        return True
+    if any(derived.pending for derived in variable.derived):
+        return True
+    return any(
+        not call.ended and binding.first_step < call.num_wanted_steps for call, binding in variable.consumers
+    )
+
+
+def _input_failed(call: Call, binding: InputBinding, cause: ErrorInfo) -> ErrorInfo:
+    variable = binding.variable.id if binding.variable is not None else ""
+    message = f"call {call.name} has no value for its input {binding.name!r}: variable {variable} failed"
+    return _upstream(message, cause)
+
+
+def _upstream(message: str, cause: ErrorInfo) -> ErrorInfo:
+    """An UpstreamFailed with its causes, outermost first; of a long chain the nearest ones and the root."""
+    causes = (ErrorInfo(cause.code, cause.message, cause.param), *cause.causes)
+    if len(causes) > _MAX_CAUSES:
+        causes = (*causes[: _MAX_CAUSES - 1], causes[-1])
+    error: ParrotError = UpstreamFailed(message, causes=causes)
+    return error.to_info()

@@ -1,0 +1,276 @@
+"""The graph of one session: calls and variables as a DAG, built just in time (paper section 4.2).
+
+Events come in (:meth:`Graph.add`, :meth:`Graph.complete`, :meth:`Graph.fail`, ...) and :class:`Changes` go
+out; the graph has no clock, does no I/O, and runs in one thread (that of the event loop). Values and ended
+calls stay until the session ends: a client may get an intermediate value at any time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..api import Criteria, SubmitBody
+from ..config import ManagerConfig
+from ..errors import Cancelled, DoubleProducer, ErrorInfo, InternalError, TransformFailed, VariableNotFound
+from ..wire import CallId
+from .call import Call, CallState
+from .cycles import check_cycles
+from .draft import Draft, Setting, check_value_size, describe_origin, draft_submit
+from .flow import Changes, Flow
+from .prefix import prefix_hashes
+from .variable import Consumer, Variable
+
+__all__ = ["Changes", "Graph", "Submitted"]
+
+
+@dataclass(slots=True)
+class Submitted:
+    """The calls of one submit in its order, and what inserting them did (some may have failed at once)."""
+
+    calls: list[Call]
+    changes: Changes
+
+
+class Graph:
+    """Calls and variables of one session. A method that raises leaves the graph unchanged.
+
+    ``calls`` has ended ones too, in submit order; ``live`` the others, by request id. ``is_stale`` says that
+    objectives must be deduced again (:func:`parrot.manager.analysis.deduce`).
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        config: ManagerConfig | None = None,
+        domain: int = 1,
+        call_ids: Iterator[CallId] | None = None,
+        hash_key: bytes | None = None,
+    ) -> None:
+        """``call_ids`` and ``hash_key`` are one each per manager; ``domain`` isolates tenants."""
+        self.session_id = session_id
+        self.domain = domain
+        self.calls: dict[CallId, Call] = {}
+        self.live: dict[str, Call] = {}
+        self.variables: dict[str, Variable] = {}
+        self.is_stale = False
+        self.next_task_group = 0
+        self._config = config or ManagerConfig()
+        self._setting = Setting(
+            session_id, domain, self._config, call_ids or (CallId(number) for number in itertools.count(1))
+        )
+        self._hash_key = hash_key or secrets.token_bytes(16)
+
+    # --- events ---
+
+    def add(self, body: SubmitBody, *, now_us: int) -> Submitted:
+        """Take a submit, whole or not at all.
+
+        Raises :class:`TemplateError`, :class:`UnknownPlaceholder`, :class:`TransformError`,
+        :class:`VariableNotFound`, :class:`DoubleProducer`, :class:`CycleError`, :class:`DuplicateRequest`,
+        :class:`RequestTooLarge` or :class:`InvalidRequest`.
+        """
+        draft = draft_submit(
+            body, setting=self._setting, variables=self.variables, live=self.live, now_us=now_us
+        )
+        check_cycles(draft)
+        self._attach(draft)
+        for label in body.labels:
+            self.label(label.semantic_var_id, label.criteria)
+        self.is_stale |= draft.reaches_old or any(call.label for call in draft.calls)
+        return Submitted(draft.calls, self._start(draft))
+
+    def set_value(self, var_id: str, value: str) -> Changes:
+        """A value from outside. Raises :class:`VariableNotFound`, :class:`DoubleProducer` (it has a value or
+        an origin already) or :class:`RequestTooLarge`."""
+        variable = self.variable(var_id)
+        if variable.has_origin:
+            raise DoubleProducer(describe_origin(variable), param=var_id)
+        check_value_size(value, f"variable {var_id}", self._config)
+        flow = self._flow()
+        flow.publish(variable, value)
+        return self._finish(flow)
+
+    def complete(self, call: Call, step: int, text: str, token_ids: bytes = b"") -> Changes:
+        """An engine generated the output of ``step``; ``text`` and ``token_ids`` (wire.pack_ids) are raw.
+
+        The call is in ``ready`` again if that was its last dispatched step and the next one can run. A reply
+        for a call that has ended changes nothing.
+        """
+        if call.ended:
+            return Changes()
+        if step != call.next_step:
+            raise InternalError(f"call {call.name}: output {step} came when {call.next_step} was due")
+        flow = self._flow()
+        binding = call.steps[step].output.binding
+        binding.raw, binding.token_ids = text, token_ids
+        call.next_step += 1
+        if call.next_step >= call.num_dispatched:
+            call.state = CallState.WAITING
+        if binding.variable.pending:
+            self._publish_output(flow, call, step)
+        flow.run()
+        flow.settle(call)
+        flow.wake(call)
+        return self._finish(flow)
+
+    def fail(self, call: Call, error: ErrorInfo) -> Changes:
+        """The call cannot go on: its outputs that are still pending end with ``error``, and whatever needs
+        them with :class:`UpstreamFailed`."""
+        if call.ended:
+            return Changes()
+        flow = self._flow()
+        flow.break_steps(call, call.next_step, error)
+        return self._finish(flow)
+
+    def cancel(self, var_id: str) -> Changes:
+        """End a variable as :class:`Cancelled`; one that has ended stays as it is.
+
+        Its consumers fail. Its producer stops unless another of its outputs can still get a value. Further
+        up, a variable whose readers are all gone by this is cancelled too, unless somebody waits for it or
+        has labelled it.
+        """
+        variable = self.variable(var_id)
+        if not variable.pending:
+            return Changes()
+        flow = self._flow()
+        flow.break_variable(variable, Cancelled(f"variable {var_id} was cancelled", param=var_id).to_info())
+        flow.run()
+        flow.cancel_unread()
+        return self._finish(flow)
+
+    def close(self, error: ErrorInfo) -> Changes:
+        """The session ends: so does everything that has not ended, with ``error``."""
+        flow = self._flow()
+        for variable in self.variables.values():
+            if variable.pending:
+                variable.end(None, error)
+        for call in self.live.values():
+            flow.settle(call)
+        return self._finish(flow)
+
+    def label(self, var_id: str, criteria: Criteria) -> None:
+        """What a get asks of a variable. The stricter of several labels holds."""
+        variable = self.variable(var_id)
+        if variable.criteria in (criteria, "LATENCY"):
+            return
+        variable.criteria = criteria
+        self.is_stale |= variable.pending
+
+    def variable(self, var_id: str) -> Variable:
+        """Raises :class:`VariableNotFound`."""
+        variable = self.variables.get(var_id)
+        if variable is None:
+            raise VariableNotFound(f"no variable {var_id!r} in session {self.session_id}", param=var_id)
+        return variable
+
+    # --- primitives of the paper (figure 8) ---
+
+    def get_producer(self, var_id: str) -> Call | None:
+        """GetProducer: the call whose output the variable is; None for one that is set or derived."""
+        return self.variable(var_id).producer
+
+    def get_consumers(self, var_id: str) -> tuple[Call, ...]:
+        """GetConsumers: the calls that read the variable, through derived variables too, once each."""
+        consumers: dict[Call, None] = {}
+        seen: set[Variable] = set()
+        to_visit = [self.variable(var_id)]
+        while to_visit:
+            variable = to_visit.pop()
+            if variable not in seen:
+                seen.add(variable)
+                consumers.update(dict.fromkeys(consumer.call for consumer in variable.consumers))
+                to_visit.extend(reversed(variable.derived))
+        return tuple(consumers)
+
+    def prefix_hash(self, call: Call, boundary: int) -> bytes:
+        """PrefixHash: 16 bytes for model, domain and the first ``boundary`` of ``call.parts``, which runs
+        from 0 to ``len(call.parts)``; see :func:`parrot.manager.prefix.prefix_hashes`."""
+        return prefix_hashes(call, key=self._hash_key, default_model=self._config.model)[boundary]
+
+    def get_perf_obj(self, var_id: str) -> Criteria | None:
+        """GetPerfObj: the label of a variable, or else what was deduced for its producer."""
+        variable = self.variable(var_id)
+        if variable.criteria is None and variable.producer is not None:
+            return variable.producer.objective
+        return variable.criteria
+
+    def set_objective(
+        self, call: Call, objective: Criteria, *, task_group: int | None = None, depth: int | None = None
+    ) -> bool:
+        """Set what was deduced for a call; True if that changes anything."""
+        new = (objective, task_group, depth)
+        changed = new != (call.objective, call.task_group, call.depth)
+        call.objective, call.task_group, call.depth = new
+        return changed
+
+    # --- insertion ---
+
+    def _attach(self, draft: Draft) -> None:
+        """Insert a checked draft; nothing is delivered yet."""
+        self.variables.update(draft.variables)
+        for variable, (call, step) in draft.producers.items():
+            variable.producer, variable.producer_step = call, step
+        for variable, derivation in draft.derivations.items():
+            variable.derivation = derivation
+            variable.num_missing_sources = len(derivation.sources)
+            for source in derivation.sources:
+                source.variable.derived.append(variable)
+        for call in draft.calls:
+            self.calls[call.call_id] = call
+            self.live[call.request_id] = call
+            for binding in call.inputs.values():
+                call.steps[binding.first_step].num_missing += 1
+                if binding.variable is not None:
+                    binding.variable.consumers.append(Consumer(call, binding))
+
+    def _start(self, draft: Draft) -> Changes:
+        """Deliver what exists: constants, values of earlier submits, then those of this one."""
+        flow = self._flow()
+        existing = [
+            Consumer(call, binding)
+            for call in draft.calls
+            for binding in call.inputs.values()
+            if binding.variable is None or not binding.variable.pending
+        ]
+        sources = [
+            (variable, source.variable)
+            for variable, derivation in draft.derivations.items()
+            for source in derivation.sources
+            if not source.variable.pending
+        ]
+        for consumer in existing:
+            flow.deliver(consumer)
+        for variable, source in sources:
+            flow.deliver_source(variable, source)
+        for variable, value in draft.values.items():
+            flow.publish(variable, value)
+        flow.run()
+        for call in draft.calls:
+            flow.wake(call)
+        return self._finish(flow)
+
+    def _publish_output(self, flow: Flow, call: Call, step: int) -> None:
+        binding = call.steps[step].output.binding
+        try:
+            value = binding.chain.apply(
+                binding.raw or "",
+                where=f"call {call.name}, output {binding.name!r}",
+                max_bytes=self._config.max_value_bytes,
+            )
+        except TransformFailed as error:
+            flow.break_variable(binding.variable, error.to_info())
+        else:
+            flow.publish(binding.variable, value)
+
+    def _flow(self) -> Flow:
+        return Flow(self._config.max_value_bytes)
+
+    def _finish(self, flow: Flow) -> Changes:
+        changes = flow.run()
+        for call in changes.ended:
+            self.live.pop(call.request_id, None)
+        return changes

@@ -1,0 +1,112 @@
+"""The service's own routes: sessions, submit, get, set, cancel, and what can be looked at."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from .. import api, errors
+from .disconnect import unless_disconnected
+from .engines import EngineRegistry
+from .http_errors import error_responses
+from .service import Service
+
+_SUBMIT_ERRORS = (
+    errors.InvalidRequest,
+    errors.TemplateError,
+    errors.UnknownPlaceholder,
+    errors.CycleError,
+    errors.TransformError,
+    errors.SessionNotFound,
+    errors.VariableNotFound,
+    errors.ModelNotFound,
+    errors.DoubleProducer,
+    errors.DuplicateRequest,
+    errors.RequestTooLarge,
+    errors.Overloaded,
+    errors.Unavailable,
+)
+_GET_ERRORS = (
+    errors.InvalidRequest,
+    errors.PromptTooLong,
+    errors.SessionNotFound,
+    errors.VariableNotFound,
+    errors.Cancelled,
+    errors.SessionClosed,
+    errors.TransformFailed,
+    errors.UpstreamFailed,
+    errors.EngineError,
+    errors.EngineLost,
+    errors.Unavailable,
+)
+_SET_ERRORS = (
+    errors.InvalidRequest,
+    errors.SessionNotFound,
+    errors.VariableNotFound,
+    errors.DoubleProducer,
+    errors.RequestTooLarge,
+)
+_FIND_ERRORS = (errors.InvalidRequest, errors.SessionNotFound, errors.VariableNotFound)
+
+
+def session_router(service: Service, registry: EngineRegistry) -> APIRouter:
+    """Routes around one service."""
+    router = APIRouter(prefix="/v1")
+    _add_session_routes(router, service)
+    _add_variable_routes(router, service)
+    _add_views(router, service, registry)
+    return router
+
+
+def _add_session_routes(router: APIRouter, service: Service) -> None:
+    @router.post("/session", tags=["session"], responses=error_responses(errors.Unavailable))
+    async def create_session() -> api.SessionReply:
+        """A new session: one application instance with its variables and calls."""
+        return service.create_session()
+
+    @router.delete(
+        "/session/{session_id}", tags=["session"], status_code=204, responses=error_responses(*_FIND_ERRORS)
+    )
+    async def delete_session(session_id: api.SessionId) -> None:
+        """End a session: its calls stop, its values and contexts go."""
+        service.delete_session(session_id)
+
+    @router.post("/submit", tags=["session"], responses=error_responses(*_SUBMIT_ERRORS))
+    async def submit(body: api.SubmitBody) -> api.SubmitReply:
+        """Calls with unrendered prompts, and variables, taken whole or refused whole."""
+        return service.submit(body)
+
+
+def _add_variable_routes(router: APIRouter, service: Service) -> None:
+    @router.post("/get", tags=["variables"], responses=error_responses(*_GET_ERRORS))
+    async def get(request: Request, body: api.GetBody) -> api.GetReply:
+        """Wait for a variable's value; its failure is an HTTP error."""
+        return await unless_disconnected(request, service.get(body))
+
+    @router.post("/set", tags=["variables"], status_code=204, responses=error_responses(*_SET_ERRORS))
+    async def set_value(body: api.SetBody) -> None:
+        """Give a variable its value from outside."""
+        service.set_value(body)
+
+    @router.post("/cancel", tags=["variables"], status_code=204, responses=error_responses(*_FIND_ERRORS))
+    async def cancel(body: api.CancelBody) -> None:
+        """Cancel a variable; calls that nobody else needs stop within one engine step."""
+        service.cancel(body)
+
+
+def _add_views(router: APIRouter, service: Service, registry: EngineRegistry) -> None:
+    @router.get("/session/{session_id}/graph", tags=["views"], responses=error_responses(*_FIND_ERRORS))
+    async def graph(session_id: api.SessionId) -> api.GraphReply:
+        """The session's calls and variables, without values."""
+        return service.graph(session_id)
+
+    @router.get("/calls", tags=["views"], responses=error_responses(errors.InvalidRequest))
+    async def calls(limit: Annotated[int, Query(ge=1, le=4096)] = 256) -> api.CallsReply:
+        """Recently ended calls, oldest first."""
+        return api.CallsReply(calls=service.executor.history.last(limit))
+
+    @router.get("/engines", tags=["views"])
+    async def engines() -> api.EnginesReply:
+        """All engines that ever registered under a name."""
+        return api.EnginesReply(engines=registry.views(), scheduler=service.executor.scheduler.counters())

@@ -1,0 +1,103 @@
+"""The executor's view of the native scheduler: runs and engines instead of numbers."""
+
+from __future__ import annotations
+
+import secrets
+
+from .._core import Placement, Scheduler
+from ..config import SchedulerConfig
+from ..wire import CallId, ContextId
+from .clock import now_us
+from .engines import Engine
+from .runs import Run, num_new_tokens
+
+_GROUPS_PER_APP = 1 << 24
+
+
+class SchedulerBridge:
+    """Feeds events to Algorithm 1 with the manager's clock."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._scheduler = Scheduler(
+            hash_key=secrets.token_bytes(16),
+            group_placement=config.group_placement,
+            prefix_affinity=config.prefix_affinity,
+            objective_aware=config.objective_aware,
+            application_order=config.application_order,
+            latency_capacity_tokens=config.latency_capacity_tokens,
+            aging_us=round(config.aging_s * 1e6),
+        )
+
+    def add_engine(self, engine: Engine) -> None:
+        """The engine can be given runs."""
+        cost = engine.registration.cost_model
+        self._scheduler.add_engine(
+            engine.engine_id,
+            base_us=cost.base_us,
+            per_sequence_us=cost.per_sequence_us,
+            per_prefill_token_us=cost.per_prefill_token_us,
+            per_kv_token_us=cost.per_kv_token_us,
+            capacity_tokens=cost.capacity_tokens,
+            max_batch_size=engine.registration.max_batch_size,
+        )
+
+    def remove_engine(self, engine: Engine) -> list[CallId]:
+        """The engine is gone; returns the runs that it had."""
+        return [CallId(run_id) for run_id in self._scheduler.remove_engine(engine.engine_id)]
+
+    def submit(self, run: Run, num_steps: int) -> None:
+        """Queue a run of the next ``num_steps`` steps of its call."""
+        call = run.call
+        steps = call.steps[call.next_step : call.next_step + num_steps]
+        self._scheduler.submit(
+            run.run_id,
+            app_id=run.application.number,
+            app_arrival_us=run.application.arrival_us,
+            now_us=now_us(),
+            domain=call.domain,
+            latency=call.objective == "LATENCY",
+            group_id=_group_id(run),
+            depth=call.depth or 0,
+            token_ids=run.prompt.first,
+            boundaries=run.prompt.boundaries,
+            max_new_tokens=num_new_tokens(steps) + sum(map(len, run.prompt.later)),
+        )
+
+    def update_objective(self, run: Run) -> None:
+        """The call's label changed."""
+        self._scheduler.set_objective(
+            run.run_id,
+            latency=run.call.objective == "LATENCY",
+            group_id=_group_id(run),
+            depth=run.call.depth or 0,
+        )
+
+    def schedule(self) -> list[Placement]:
+        """Place what can be placed now."""
+        return self._scheduler.schedule(now_us())
+
+    def finish(self, run: Run, num_tokens: int) -> None:
+        """The run left its engine and its context stayed there, ``num_tokens`` long."""
+        self._scheduler.finish(run.run_id, now_us=now_us(), context_id=run.context_id, num_tokens=num_tokens)
+
+    def cancel(self, run: Run) -> None:
+        """The run is queued or with an engine no more, and left no context."""
+        self._scheduler.cancel(run.run_id)
+
+    def forget_context(self, engine_id: int, context_id: ContextId, remaining: int) -> None:
+        """Of this context, ``remaining`` tokens are left on its engine."""
+        self._scheduler.forget_context(engine_id, context_id, remaining)
+
+    @property
+    def num_queued(self) -> int:
+        """Runs that wait for an engine."""
+        return self._scheduler.num_queued
+
+    def counters(self) -> dict[str, int]:
+        """Decisions by reason."""
+        return self._scheduler.counters()
+
+
+def _group_id(run: Run) -> int:
+    group = run.call.task_group
+    return -1 if group is None else run.application.number * _GROUPS_PER_APP + group

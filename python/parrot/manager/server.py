@@ -1,0 +1,181 @@
+"""The manager process: listener, engine socket, child engines, HTTP server, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from ..config import EngineConfig, ManagerConfig
+from ..errors import PortInUse
+from ..models import resolve_model
+from ..tokenizer import Tokenizer
+from .app import create_app
+from .engines import EngineRegistry
+from .executor import Executor
+from .service import Service
+from .supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+DRAIN_GRACE_S = 5.0
+
+
+def bind_listener(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; port 0 takes a free one. Raises :class:`PortInUse`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
+            raise PortInUse(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another port, or 0 for a free one",
+                param="port",
+            ) from None
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def run_manager(
+    config: ManagerConfig,
+    *,
+    engines: Sequence[EngineConfig] = (),
+    parent_pipe: bool = False,
+) -> None:
+    """Serve until SIGTERM or SIGINT (or, with ``parent_pipe``, until standard input ends).
+
+    ``engines`` are started as child processes; their ``manager_address`` is filled in here. Raises
+    :class:`PortInUse`, :class:`ModelFileError` and the other set-up errors before anything is served.
+    """
+    # The tokenizer's thread pool does not survive the forks that start engines, and says so.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with contextlib.closing(bind_listener(config.host, config.port)) as listener:
+        tokenizer = Tokenizer.load(resolve_model(config.model))
+        uvloop.run(_Manager(config, engines, tokenizer, listener).run(parent_pipe))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, and with word of when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+
+class _Manager:
+    def __init__(
+        self,
+        config: ManagerConfig,
+        engines: Sequence[EngineConfig],
+        tokenizer: Tokenizer,
+        listener: socket.socket,
+    ) -> None:
+        self._config = config
+        self._engine_configs = engines
+        self._tokenizer = tokenizer
+        self._listener = listener
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def run(self, parent_pipe: bool) -> None:
+        registry = EngineRegistry(self._config)
+        supervisor = Supervisor(self._engine_configs, registry.address, registry.process_ended)
+        self._executor = Executor(self._config, self._tokenizer, registry)
+        self._service = Service(self._executor)
+        registry.start(self._executor)
+        self._service.start()
+        supervisor.start()
+        app = create_app(self._service, registry, supervisor)
+        self._server = self._http_server(app, registry.address)
+        self._watch_signals(parent_pipe)
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            self._service.close()
+            await supervisor.close()
+            await registry.close()
+            if self._config.ready_file is not None:
+                self._config.ready_file.unlink(missing_ok=True)
+            log.info("manager ended")
+
+    def _http_server(self, app: FastAPI, engine_address: str) -> _Server:
+        uvicorn_config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            log_level="warning",
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=2,
+        )
+        return _Server(uvicorn_config, lambda: self._announce(engine_address))
+
+    def _announce(self, engine_address: str) -> None:
+        host, port = self._listener.getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        log.info("serving %s on %s, engines join at %s", self._config.model, url, engine_address)
+        if self._config.ready_file is not None:
+            write_ready_file(self._config.ready_file, url, engine_address)
+
+    def _watch_signals(self, parent_pipe: bool) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, DRAIN_GRACE_S)
+        if parent_pipe:
+            threading.Thread(target=_wait_for_eof, args=(loop, self._stop), daemon=True).start()
+
+    def _stop(self, grace_s: float) -> None:
+        """Drain and end; asked a second time, end at once."""
+        if self._stopping is None:
+            log.info("draining: running calls have %g s to finish", grace_s)
+            self._stopping = asyncio.get_running_loop().create_task(self._drain(grace_s))
+        else:
+            self._stopping.cancel()
+
+    async def _drain(self, grace_s: float) -> None:
+        try:
+            await self._executor.drain(grace_s)
+        finally:
+            self._service.close()
+            self._server.should_exit = True
+
+
+def write_ready_file(path: Path, url: str, engine_address: str) -> None:
+    """Atomically: whoever sees the file sees all of it."""
+    body = json.dumps({"url": url, "engine_address": engine_address, "pid": os.getpid()})
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(body)
+    temporary.replace(path)
+
+
+def _wait_for_eof(loop: asyncio.AbstractEventLoop, stop: Callable[[float], None]) -> None:
+    # os.read, not sys.stdin: a thread inside a buffered read would block the interpreter's end.
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    with contextlib.suppress(RuntimeError):  # the loop has ended already
+        loop.call_soon_threadsafe(stop, 0.0)

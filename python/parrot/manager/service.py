@@ -1,0 +1,173 @@
+"""What a client can ask for: sessions with their graphs, and one-call sessions for the OpenAI routes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from .. import api
+from ..errors import (
+    Cancelled,
+    InvalidRequest,
+    ModelNotFound,
+    ParrotError,
+    RequestTooLarge,
+    SessionClosed,
+    Unavailable,
+)
+from ..tokenizer import EncodedPrompt, Piece
+from .call import Call
+from .executor import Executor
+from .session import SessionTable
+from .single import SingleCall
+from .views import graph_view
+
+log = logging.getLogger(__name__)
+_THREAD_CHARS = 16 * 1024
+_SWEEP_S = 5.0
+
+
+class Service:
+    """Requests in; answers, or a :class:`ParrotError`, out. Lives on the loop."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.config = executor.config
+        self._sessions = SessionTable(self.config)
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to expire sessions."""
+        interval_s = min(_SWEEP_S, self.config.session_idle_s / 4)
+        self._sweep = asyncio.get_running_loop().call_later(interval_s, self._expire)
+
+    def close(self) -> None:
+        """End everything that is pending with :class:`Unavailable`."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self.executor.refusal = self.executor.refusal or "the service has ended"
+        self.executor.close_all(Unavailable(self.executor.refusal).to_info())
+
+    def _expire(self) -> None:
+        for session in self._sessions.take_idle():
+            log.info("session %s expired", session.session_id)
+            self.executor.close(session, SessionClosed("the session expired").to_info())
+        self.start()
+
+    # --- sessions ---
+
+    def create_session(self, session_id: str | None = None) -> api.SessionReply:
+        """A new session, with an id of the client's choice or a random one."""
+        self.executor.check_open()
+        session = self._sessions.create(session_id)
+        self.executor.open(session)
+        return api.SessionReply(session_id=session.session_id, idle_s=self.config.session_idle_s)
+
+    def delete_session(self, session_id: str) -> None:
+        """End a session: what is pending in it ends with :class:`SessionClosed`, its contexts are freed."""
+        session = self._sessions.remove(session_id)
+        self.executor.close(session, SessionClosed("the session was deleted").to_info())
+
+    def submit(self, body: api.SubmitBody) -> api.SubmitReply:
+        """Take in variables, calls and labels, whole or not at all."""
+        limit = self.config.max_calls_per_submit
+        if len(body.calls) > limit:
+            raise RequestTooLarge(
+                f"{len(body.calls)} calls in one submit, the limit is {limit}", param="calls"
+            )
+        self.executor.check_open(len(body.calls))
+        for call in body.calls:
+            self.check_model(call.model)
+        if body.create_session:
+            self.create_session(body.session_id)
+        session = self._sessions.get(body.session_id)
+        try:
+            calls = self.executor.add(self.executor.application_of(session), body)
+        except ParrotError:
+            if body.create_session:
+                self.delete_session(body.session_id)
+            raise
+        return api.SubmitReply(session_id=session.session_id, calls=tuple(map(_submitted, calls)))
+
+    async def get(self, body: api.GetBody) -> api.GetReply:
+        """Wait for a variable; raises its typed error if it failed."""
+        session = self._sessions.get(body.session_id)
+        variable = session.graph.variable(body.semantic_var_id)
+        if body.criteria is not None:
+            session.graph.label(variable.id, body.criteria)
+            self.executor.relabel(self.executor.application_of(session))
+        with session.in_use():
+            ended = await variable.wait(None if body.timeout_ms is None else body.timeout_ms / 1000)
+        if not ended:
+            return api.GetReply(semantic_var_id=variable.id, status="pending")
+        return api.GetReply(semantic_var_id=variable.id, status="ready", value=variable.result())
+
+    def set_value(self, body: api.SetBody) -> None:
+        """A value from outside."""
+        graph = self._sessions.get(body.session_id).graph
+        self.executor.apply(graph.set_value(body.semantic_var_id, body.value))
+        self.executor.turn()
+
+    def cancel(self, body: api.CancelBody) -> None:
+        """Cancel a variable, and stop what nobody else needs."""
+        graph = self._sessions.get(body.session_id).graph
+        self.executor.apply(graph.cancel(body.semantic_var_id))
+        self.executor.turn()
+
+    def graph(self, session_id: str) -> api.GraphReply:
+        """The session's calls and variables."""
+        return graph_view(self._sessions.get(session_id).graph)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise :class:`ModelNotFound` for a model that is not served here."""
+        if name is not None and name != self.config.model:
+            raise ModelNotFound(f"model {name!r} is not served here; {self.config.model!r} is", param="model")
+
+    # --- one-call sessions ---
+
+    async def encode(self, prompt: Sequence[Piece] | Sequence[int], max_tokens: int) -> EncodedPrompt:
+        """Ids of a prompt, checked against model and cache. Raises :class:`PromptTooLong`."""
+        fill = await self._encode(prompt)
+        if not len(fill.token_ids):
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        limits = self.executor.dispatcher.limits
+        if limits is not None:
+            limits.check(len(fill.token_ids), max_tokens)
+        return fill
+
+    async def _encode(self, prompt: Sequence[Piece] | Sequence[int]) -> EncodedPrompt:
+        builder, limits = self.executor.prompts, self.executor.dispatcher.limits
+        pieces = [piece for piece in prompt if isinstance(piece, Piece)]
+        if len(pieces) < len(prompt):
+            return builder.from_ids([token for token in prompt if isinstance(token, int)])
+        num_chars = sum(len(piece.text) for piece in pieces)
+        if limits is not None:
+            builder.refuse_hopeless(num_chars, limits)
+        if num_chars > _THREAD_CHARS:
+            return (await asyncio.to_thread(builder.encode, [pieces], first_step=0))[0]
+        return builder.encode([pieces], first_step=0)[0]
+
+    def start_single(self, fill: EncodedPrompt, sampling: api.SamplingBody, *, stream: bool) -> SingleCall:
+        """Run one latency-bound call outside any session; :meth:`end_single` must follow."""
+        self.executor.check_open(1)
+        session = self._sessions.create_detached()
+        single = SingleCall(session, stream=stream)
+        output = api.PlaceholderBody(name="output", kind="output", sampling=sampling)
+        call = api.CallBody(prompt="{{output}}", placeholders=(output,), objective="LATENCY")
+        body = api.SubmitBody(session_id=session.session_id, calls=(call,))
+        self.executor.add(self.executor.open(session, single), body, fill)
+        return single
+
+    def end_single(self, single: SingleCall) -> None:
+        """Forget the call; if it still runs, its client has left, and it stops within one engine step."""
+        if not self.executor.is_open(single.session):
+            return
+        if not single.call.ended:
+            log.info("client left, call %s stops", single.call.request_id)
+        self.executor.close(single.session, Cancelled("the client left").to_info())
+
+
+def _submitted(call: Call) -> api.SubmittedCall:
+    outputs = {name: binding.variable.id for name, binding in call.outputs.items()}
+    return api.SubmittedCall(request_id=call.request_id, outputs=outputs)

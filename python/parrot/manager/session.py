@@ -1,0 +1,113 @@
+"""Sessions: one application instance each, found by id and tenant, gone when idle."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..config import ManagerConfig
+from ..errors import DuplicateRequest, SessionNotFound
+from ..wire import CallId
+from .clock import now_us
+from .graph import Graph
+
+DEFAULT_TENANT = "default"
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One application instance. ``domain`` isolates its KV cache: one per tenant, counted from 1. It is idle
+    since ``last_used_us`` unless ``num_users`` requests are waiting in it."""
+
+    session_id: str
+    tenant: str
+    domain: int
+    graph: Graph
+    last_used_us: int
+    clock: Callable[[], int]
+    num_users: int = 0
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While a request waits, the session does not expire."""
+        self.num_users += 1
+        try:
+            yield
+        finally:
+            self.num_users -= 1
+            self.last_used_us = self.clock()
+
+
+class SessionTable:
+    """All live sessions of a manager. ``clock`` gives microseconds.
+
+    A session is found only by the tenant who made it; to others it does not exist.
+    """
+
+    def __init__(self, config: ManagerConfig, *, clock: Callable[[], int] = now_us) -> None:
+        self._config = config
+        self._clock = clock
+        self._idle_us = round(config.session_idle_s * 1e6)
+        self._sessions: dict[str, Session] = {}
+        self._domains: dict[str, int] = {}
+        self._call_ids = (CallId(number) for number in itertools.count(1))
+        self._hash_key = secrets.token_bytes(16)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def create(self, session_id: str | None = None, *, tenant: str = DEFAULT_TENANT) -> Session:
+        """A new session, under the client's own random id if given; :class:`DuplicateRequest` if anybody
+        uses that."""
+        if session_id is not None and session_id in self._sessions:
+            raise DuplicateRequest(f"session {session_id} exists already", param="session_id")
+        session = self._make(session_id, tenant)
+        self._sessions[session.session_id] = session
+        return session
+
+    def create_detached(self, *, tenant: str = DEFAULT_TENANT) -> Session:
+        """A session that its maker holds and nobody can find: one call of an endpoint without sessions."""
+        return self._make(None, tenant)
+
+    def get(self, session_id: str, *, tenant: str = DEFAULT_TENANT) -> Session:
+        """The tenant's session, used just now; :class:`SessionNotFound` for any other."""
+        session = self._sessions.get(session_id)
+        if session is None or session.tenant != tenant:
+            raise SessionNotFound(
+                f"no session {session_id}: it never existed, was deleted, or expired", param="session_id"
+            )
+        session.last_used_us = self._clock()
+        return session
+
+    def remove(self, session_id: str, *, tenant: str = DEFAULT_TENANT) -> Session:
+        """Take a session out of the table; closing its graph is up to the caller."""
+        session = self.get(session_id, tenant=tenant)
+        del self._sessions[session_id]
+        return session
+
+    def take_idle(self) -> list[Session]:
+        """Take out the sessions that no request has named, or waited in, for the idle time."""
+        oldest_us = self._clock() - self._idle_us
+        idle = [
+            session
+            for session in self._sessions.values()
+            if session.num_users == 0 and session.last_used_us < oldest_us
+        ]
+        for session in idle:
+            del self._sessions[session.session_id]
+        return idle
+
+    def _make(self, session_id: str | None, tenant: str) -> Session:
+        session_id = session_id or f"s-{secrets.token_hex(16)}"
+        domain = self._domains.setdefault(tenant, len(self._domains) + 1)
+        graph = Graph(
+            session_id,
+            config=self._config,
+            domain=domain,
+            call_ids=self._call_ids,
+            hash_key=self._hash_key,
+        )
+        return Session(session_id, tenant, domain, graph, self._clock(), self._clock)

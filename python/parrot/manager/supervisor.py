@@ -1,0 +1,161 @@
+"""Engine processes that the manager starts itself: restarted with back-off when they die, ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..config import EngineConfig
+
+log = logging.getLogger(__name__)
+_QUICK_DEATH_S = 10.0
+_BACKOFF_S = (0.2, 1.0, 3.0, 10.0, 30.0)
+_TERMINATE_S = 3.0
+_MAX_LINE_BYTES = 64 * 1024
+_NUM_LAST_LINES = 12
+
+
+def engine_argv(config: EngineConfig) -> list[str]:
+    """The command line of one engine."""
+    options: list[tuple[str, object]] = [
+        ("--manager", config.manager_address),
+        ("--name", config.name),
+        ("--model", config.model),
+        ("--device", config.device),
+        ("--dtype", config.dtype),
+        ("--num-blocks", config.num_blocks),
+        ("--max-batch-size", config.max_batch_size),
+        ("--max-batch-tokens", config.max_batch_tokens),
+        ("--num-threads", config.num_threads),
+    ]
+    argv = [sys.executable, "-m", "parrot.cli.main", "engine"]
+    for flag, value in options:
+        if value is not None:
+            argv += [flag, str(value)]
+    return [*argv, "--exit-with-parent"]
+
+
+@dataclass(slots=True)
+class _Child:
+    config: EngineConfig
+    process: asyncio.subprocess.Process | None = None
+    num_failures: int = 0  # lives in a row that never joined, or were short
+    last_exit: str = ""
+    last_words: deque[str] = field(default_factory=deque)  # of the life that ended last
+
+
+class Supervisor:
+    """Keeps one process per engine configuration alive. ``on_exit`` is told the id of a process that ended,
+    and says whether that engine had ever joined."""
+
+    def __init__(
+        self, engines: Sequence[EngineConfig], manager_address: str, on_exit: Callable[[int], bool]
+    ) -> None:
+        self._on_exit = on_exit
+        self._children = [
+            _Child(replace(config, manager_address=manager_address, exit_with_parent=True))
+            for config in engines
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start every engine; returns at once."""
+        self._tasks = [asyncio.create_task(self._keep_alive(child)) for child in self._children]
+
+    async def close(self) -> None:
+        """End all engines: SIGTERM, then SIGKILL for those that stay."""
+        processes = [child.process for child in self._children if child.process is not None]
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        await asyncio.gather(*(_reap(process) for process in processes))
+
+    @property
+    def problem(self) -> str | None:
+        """Why an engine does not come up, with the end of what it printed; None while nothing is known."""
+        for child in self._children:
+            if child.num_failures:
+                return (
+                    f"{child.config.name} does not come up, it ended {child.num_failures} times in a row "
+                    f"({child.last_exit}): {' | '.join(child.last_words)}"
+                )
+        return None
+
+    @property
+    def num_children(self) -> int:
+        """How many engines this manager starts itself."""
+        return len(self._children)
+
+    async def _keep_alive(self, child: _Child) -> None:
+        while True:
+            started = time.monotonic()
+            has_joined = await self._run_once(child)
+            lived_s = time.monotonic() - started
+            is_failure = not has_joined or lived_s < _QUICK_DEATH_S
+            child.num_failures = child.num_failures + 1 if is_failure else 0
+            pause_s = _BACKOFF_S[min(child.num_failures, len(_BACKOFF_S) - 1)]
+            log.warning(
+                "%s ended (%s) after %.1f s; starting it again in %.1f s",
+                child.config.name,
+                child.last_exit,
+                lived_s,
+                pause_s,
+            )
+            await asyncio.sleep(pause_s)
+
+    async def _run_once(self, child: _Child) -> bool:
+        """One life of a process; whether it joined."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *engine_argv(child.config),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                limit=_MAX_LINE_BYTES,
+            )
+        except OSError as error:
+            child.last_exit = f"cannot start: {error}"
+            return False
+        child.process = process
+        log.info("%s started as process %d", child.config.name, process.pid)
+        assert process.stderr is not None
+        last_words: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        await _pass_on(process.stderr, last_words)
+        code = await process.wait()
+        child.process = None
+        child.last_exit = f"signal {-code}" if code < 0 else f"exit code {code}"
+        child.last_words = last_words
+        return self._on_exit(process.pid)
+
+
+async def _pass_on(stream: asyncio.StreamReader, tail: deque[str]) -> None:
+    """Copy an engine's standard error to ours, and keep its last lines."""
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:  # a line longer than the limit: its beginning is dropped
+            continue
+        if not line:
+            return
+        text = line.decode("utf-8", "replace")
+        sys.stderr.write(text)
+        if text.strip():
+            tail.append(text.strip()[:500])
+
+
+async def _reap(process: asyncio.subprocess.Process) -> None:
+    try:
+        await asyncio.wait_for(process.wait(), _TERMINATE_S)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

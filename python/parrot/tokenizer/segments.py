@@ -1,0 +1,241 @@
+"""Segmented prompts to token ids, equal to those of the whole prompt tokenised at once (section 5.3).
+
+A prompt is cut at its control tokens; each run between two of them, constants and values together, is encoded
+as one text. A run is encoded piece by piece all the same: what lies before the last safe cut of a piece is
+final, the few characters behind it are carried into the next piece. So the work for a piece depends only on
+the carried text and the piece, and is remembered by content: a long constant prefix is encoded once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+
+from ..errors import InvalidRequest
+from ..wire import Ids
+from .cuts import encode_run, make_splitter
+from .layout import PrefixSpace
+from .tokenizer import Tokenizer
+
+BOUNDARY_GRID = 128
+CACHE_BYTES = 64 * 2**20
+_ENTRY_OVERHEAD_BYTES = 512
+_WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of prompt text. With ``control``, control strings in it (``<|im_start|>``) become control tokens:
+    chat template glue, constants of a raw prompt. Without, they stay text: values, message contents."""
+
+    text: str
+    control: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """``token_ids`` int32 [n]; ``boundaries`` int32, ascending prefix lengths b, 0 < b <= n, of which no
+    later text can change the ids: one for each end of a piece, and one every 128 tokens."""
+
+    token_ids: Ids
+    boundaries: Ids
+
+
+class _Place(Enum):
+    """Where in the prompt the carried text begins."""
+
+    PROMPT_START = auto()
+    AFTER_CONTROL = auto()
+    AFTER_STRIPPING = auto()  # behind a control token that swallows white space
+    IN_RUN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Between two pieces: the text that is not final yet, and what came before it."""
+
+    place: _Place
+    carry: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The work for one piece: the ids that became final, and the state behind the piece."""
+
+    token_ids: Ids
+    state: _State
+
+
+class PromptEncoder:
+    """Encodes prompts piece by piece and remembers what it encoded (a bounded LRU, by content).
+
+    May be used by several threads at once."""
+
+    def __init__(self, tokenizer: Tokenizer, *, cache_bytes: int = CACHE_BYTES) -> None:
+        self._tokenizer = tokenizer
+        self._layout = tokenizer.layout
+        self._split = make_splitter(tokenizer)
+        self._control = self._layout.control_pattern()
+        self._control_starts = frozenset(
+            text[:n] for text in self._layout.control_ids for n in range(1, len(text))
+        )
+        self._longest_start = max(map(len, self._control_starts), default=0)
+        self._steps = _StepCache(cache_bytes)
+
+    def encode(self, pieces: Sequence[Piece], *, continues: bool = False) -> EncodedPrompt:
+        """Ids of the concatenated pieces, with exactly one BOS if the model wants one.
+
+        With ``continues`` the text follows ids that were generated: no BOS, no space put before it. Raises
+        :class:`InvalidRequest` for text that is not Unicode (half of a surrogate pair)."""
+        state = _State(_Place.IN_RUN if continues else _Place.PROMPT_START)
+        parts: list[Ids] = []
+        ends: list[int] = []
+        num_final = 0
+        for piece in _merge_control(pieces):
+            step = self._step(state, piece)
+            parts.append(step.token_ids)
+            state = step.state
+            num_final += len(step.token_ids)
+            ends.append(num_final)
+        parts.append(encode_run(self._tokenizer, state.carry, self._takes_space(state)))
+        return self._finish(np.concatenate(parts), ends, continues)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that the remembered pieces take, about."""
+        return self._steps.used_bytes
+
+    def _finish(self, ids: Ids, ends: list[int], continues: bool) -> EncodedPrompt:
+        """Put exactly one BOS in front and turn ends of final ids into boundaries."""
+        bos = self._tokenizer.bos_id
+        shift = 0
+        if self._tokenizer.add_bos and not continues:
+            num_bos = int(np.argmax(np.append(ids != bos, True)))
+            ids = np.concatenate([np.array([bos], dtype=np.int32), ids[num_bos:]])
+            shift = 1 - num_bos
+        limit = max(ends[-1] + shift if ends else shift, 0)
+        grid = np.arange(BOUNDARY_GRID, limit + 1, BOUNDARY_GRID)
+        marks = np.unique(np.concatenate([grid, np.array(ends, dtype=np.int64) + shift]))
+        return EncodedPrompt(ids, marks[marks > 0].astype(np.int32))
+
+    def _takes_space(self, state: _State) -> bool:
+        if state.place is _Place.IN_RUN:
+            return False
+        prefix = self._layout.prefix_space
+        return prefix is PrefixSpace.ALWAYS or (
+            prefix is PrefixSpace.FIRST and state.place is _Place.PROMPT_START
+        )
+
+    def _step(self, state: _State, piece: Piece) -> _Step:
+        key = (state, piece)
+        step = self._steps.get(key)
+        if step is None:
+            step = self._compute(state, piece)
+            self._steps.put(key, step)
+        return step
+
+    def _compute(self, state: _State, piece: Piece) -> _Step:
+        _check_unicode(piece.text)
+        parts: list[Ids] = []
+        for run, control in self._runs(piece):
+            state = self._carry_on(state, run)
+            if control is None:
+                held_back = self._possible_control(run) if piece.control else 0
+                final, state = self._split_off(state, held_back)
+                parts.append(final)
+            else:
+                parts.append(encode_run(self._tokenizer, state.carry, self._takes_space(state)))
+                parts.append(np.array([self._layout.control_ids[control]], dtype=np.int32))
+                strips = control in self._layout.stripping
+                state = _State(_Place.AFTER_STRIPPING if strips else _Place.AFTER_CONTROL)
+        return _Step(np.concatenate(parts), state)
+
+    def _runs(self, piece: Piece) -> Iterator[tuple[str, str | None]]:
+        """(text, the control string behind it); None behind the last."""
+        if not piece.control:
+            yield piece.text, None
+            return
+        parts = self._control.split(piece.text)
+        yield from zip(parts[::2], parts[1::2], strict=False)
+        yield parts[-1], None
+
+    @staticmethod
+    def _carry_on(state: _State, text: str) -> _State:
+        if state.place is _Place.AFTER_STRIPPING and not state.carry:
+            text = text.lstrip(_WHITE_SPACE)
+        return _State(state.place, state.carry + text)
+
+    def _possible_control(self, run: str) -> int:
+        """Length of the longest end of a run that more control text could turn into a control token."""
+        for length in range(min(self._longest_start, len(run)), 0, -1):
+            if run[-length:] in self._control_starts:
+                return length
+        return 0
+
+    def _split_off(self, state: _State, held_back: int) -> tuple[Ids, _State]:
+        """The final ids of the carried text without its last ``held_back`` characters, and the new state."""
+        end = len(state.carry) - held_back
+        final, rest = self._split(state.carry[:end], self._takes_space(state))
+        place = state.place if len(rest) == end else _Place.IN_RUN
+        return final, _State(place, rest + state.carry[end:])
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"text with half of a surrogate pair at character {error.start}") from None
+
+
+def _merge_control(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Neighbouring control pieces as one, since a control string may lie across their border."""
+    pending: list[str] = []
+    for piece in pieces:
+        if piece.control:
+            pending.append(piece.text)
+            continue
+        if pending:
+            yield Piece("".join(pending), control=True)
+            pending.clear()
+        yield piece
+    if pending:
+        yield Piece("".join(pending), control=True)
+
+
+class _StepCache:
+    """Least recently used steps, bounded by the bytes of their texts and ids."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._lock = threading.Lock()
+        self._steps: OrderedDict[tuple[_State, Piece], _Step] = OrderedDict()
+
+    def get(self, key: tuple[_State, Piece]) -> _Step | None:
+        with self._lock:
+            step = self._steps.get(key)
+            if step is not None:
+                self._steps.move_to_end(key)
+            return step
+
+    def put(self, key: tuple[_State, Piece], step: _Step) -> None:
+        with self._lock:
+            if key in self._steps:
+                return
+            self._steps[key] = step
+            self.used_bytes += _size(key, step)
+            while self.used_bytes > self._capacity_bytes:
+                old_key, old_step = self._steps.popitem(last=False)
+                self.used_bytes -= _size(old_key, old_step)
+
+
+def _size(key: tuple[_State, Piece], step: _Step) -> int:
+    characters = len(key[0].carry) + len(key[1].text) + len(step.state.carry)
+    return _ENTRY_OVERHEAD_BYTES + 2 * characters + step.token_ids.nbytes

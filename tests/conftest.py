@@ -1,0 +1,45 @@
+"""Fixtures that many test files share: model directories, real and tiny."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch: tests share few cores, and tiny models gain nothing
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+
+from parrot.errors import ModelPackageMissing
+from parrot.models import resolve_model
+from tiny_models import write_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random two-layer LLaMA with grouped-query attention, byte-level BPE and a ChatML template."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_mha_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with one KV head for each head and tied embeddings."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-mha", num_kv_heads=4, tied=True, seed=1)
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """SmolLM2-135M-Instruct, converted into the cache on first use."""
+    try:
+        return resolve_model("smollm2")
+    except ModelPackageMissing as error:
+        pytest.skip(str(error))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "smollm2_dir" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.model)

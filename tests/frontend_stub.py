@@ -1,0 +1,124 @@
+"""A stand-in for the service's HTTP API in the front end's unit tests: it checks and records every body, and
+outputs get the value that the test decides. The real service is used in tests/system/test_frontend.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+import parrot as P
+from parrot.api import CallBody, CancelBody, GetBody, SetBody, SubmitBody, SubmitReply, SubmittedCall
+from parrot.errors import Cancelled, DuplicateRequest, ParrotError, SessionNotFound
+
+
+class StubService:
+    """Answers for one or more connections. ``held`` functions produce nothing until :meth:`finish`."""
+
+    def __init__(self) -> None:
+        self.submits: list[SubmitBody] = []
+        self.gets: list[GetBody] = []
+        self.deleted: list[str] = []
+        self.sessions: set[str] = set()
+        self.held: set[str] = set()
+        self.refusal: ParrotError | None = None
+        self.round_trip_s = 0.0
+        self.num_waiting = 0
+        self.most_waiting = 0
+        self.headers: httpx.Headers = httpx.Headers()
+        self._ends: dict[str, str | ParrotError] = {}
+        self._changed = asyncio.Condition()
+
+    @property
+    def calls(self) -> list[CallBody]:
+        """All calls, in the order in which they arrived."""
+        return [call for submit in self.submits for call in submit.calls]
+
+    async def finish(self, variable_id: str, end: str | ParrotError) -> None:
+        """Give a variable its value or its error."""
+        async with self._changed:
+            self._ends[variable_id] = end
+            self._changed.notify_all()
+
+    async def handle(self, request: httpx.Request) -> httpx.Response:
+        """One request."""
+        await asyncio.sleep(self.round_trip_s / 2)
+        self.headers = request.headers
+        try:
+            response = await self._route(request)
+        except ParrotError as error:
+            detail = {
+                "code": error.code,
+                "message": error.message,
+                "type": type(error).__name__,
+                "causes": [],
+            }
+            response = httpx.Response(error.http_status, json={"error": detail})
+        await asyncio.sleep(self.round_trip_s / 2)
+        return response
+
+    async def _route(self, request: httpx.Request) -> httpx.Response:
+        path, body = request.url.path, request.content
+        if request.method == "DELETE":
+            self.deleted.append(path.rsplit("/", 1)[1])
+        elif path == "/v1/submit":
+            return self._submit(SubmitBody.model_validate_json(body))
+        elif path == "/v1/get":
+            return await self._get(GetBody.model_validate_json(body))
+        elif path == "/v1/set":
+            setting = SetBody.model_validate_json(body)
+            await self.finish(setting.semantic_var_id, setting.value)
+        elif path == "/v1/cancel":
+            await self.finish(
+                CancelBody.model_validate_json(body).semantic_var_id, Cancelled("cancelled by the client")
+            )
+        else:
+            return httpx.Response(404, text="no such path")
+        return httpx.Response(200, json={})
+
+    def _submit(self, body: SubmitBody) -> httpx.Response:
+        if body.create_session and body.session_id in self.sessions:
+            raise DuplicateRequest(f"session {body.session_id} exists")
+        if not body.create_session and body.session_id not in self.sessions:
+            raise SessionNotFound(f"no session {body.session_id}")
+        self.sessions.add(body.session_id)
+        if self.refusal is not None:
+            raise self.refusal
+        self.submits.append(body)
+        self._ends.update((v.semantic_var_id, v.value) for v in body.variables if v.value is not None)
+        replies = []
+        for number, call in enumerate(body.calls):
+            outputs = {p.name: p.semantic_var_id or "" for p in call.placeholders if p.kind == "output"}
+            if call.function not in self.held:
+                self._ends.update((variable, f"{call.function}.{name}") for name, variable in outputs.items())
+            replies.append(SubmittedCall(request_id=f"r{number}", outputs=outputs))
+        reply = SubmitReply(session_id=body.session_id, calls=tuple(replies))
+        return httpx.Response(200, text=reply.model_dump_json())
+
+    async def _get(self, body: GetBody) -> httpx.Response:
+        self.gets.append(body)
+        name = body.semantic_var_id
+        self.num_waiting += 1
+        self.most_waiting = max(self.most_waiting, self.num_waiting)
+        try:
+            async with asyncio.timeout((body.timeout_ms or 0) / 1000), self._changed:
+                await self._changed.wait_for(lambda: name in self._ends)
+        except TimeoutError:
+            if name not in self._ends:
+                return httpx.Response(200, json={"semantic_var_id": name, "status": "pending"})
+        finally:
+            self.num_waiting -= 1
+        end = self._ends[name]
+        if isinstance(end, ParrotError):
+            raise end
+        return httpx.Response(200, json={"semantic_var_id": name, "status": "ready", "value": end})
+
+
+@contextmanager
+def stub_connection() -> Iterator[StubService]:
+    """The default connection leads to a new stub."""
+    stub = StubService()
+    with P.connect("http://stub.test", transport=httpx.MockTransport(stub.handle)):
+        yield stub

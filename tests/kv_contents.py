@@ -1,0 +1,117 @@
+"""A ContextTree with the slots of a KV tensor behind it, for the tests of the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from parrot._core import ContextTree
+
+I64 = npt.NDArray[np.int64]
+Tokens = tuple[int, ...]
+
+
+def i32(values: Sequence[int]) -> npt.NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
+def i64(*values: int) -> I64:
+    return np.array(values, np.int64)
+
+
+def kv_of(domain: int, prefix: Tokens) -> int:
+    """Stands for the KV of a prefix's last token: like the real one it depends on everything before it."""
+    return hash((domain, prefix))
+
+
+class Cache:
+    """A ContextTree with the slots of a KV tensor behind it, and what every context must contain."""
+
+    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
+        self.tree = ContextTree(num_blocks, block_size)
+        self.block_size = block_size
+        self.kv = np.zeros((num_blocks, block_size), np.int64)
+        self.domains: dict[int, int] = {}
+        self.contents: dict[int, Tokens] = {}  # committed tokens
+        self.reserved: dict[int, Tokens] = {}
+        self.computed: dict[int, set[Tokens]] = {}  # domain -> every sequence that was ever committed
+
+    def open(
+        self, context_id: int, tokens: Sequence[int], max_prefix: int | None = None, domain: int = 0
+    ) -> int:
+        limit = len(tokens) if max_prefix is None else max_prefix
+        length = self.tree.open(context_id, domain, i32(tokens), limit)
+        self.domains[context_id], self.contents[context_id] = domain, tuple(tokens[:length])
+        return length
+
+    def fork(self, context_id: int, parent: int, length: int) -> None:
+        self.tree.fork(context_id, parent, length)
+        self.domains[context_id], self.contents[context_id] = (
+            self.domains[parent],
+            self.contents[parent][:length],
+        )
+
+    def reserve(self, batch: Mapping[int, Sequence[int]]) -> npt.NDArray[np.int32]:
+        """Reserve, copy as told, and write garbage where the step is going to write."""
+        tokens = [token for new in batch.values() for token in new]
+        slots = np.full(len(tokens), np.iinfo(np.int32).max, np.int32)
+        counts = i32([len(new) for new in batch.values()])
+        copies = self.tree.reserve(i64(*batch), counts, i32(tokens), slots)
+        for source, destination, num_slots in copies:
+            self.kv[destination, :num_slots] = self.kv[source, :num_slots]
+        assert len(set(slots.tolist())) == len(slots)
+        self.kv.reshape(-1)[slots] = -1
+        self.slots = slots
+        self.reserved |= {context_id: tuple(new) for context_id, new in batch.items()}
+        return copies
+
+    def commit(self, batch: Mapping[int, Sequence[int]]) -> None:
+        """Write the reserved slots of the last reserve, and commit."""
+        values = []
+        for context_id in batch:
+            old, domain = self.contents[context_id], self.domains[context_id]
+            new = self.contents[context_id] = old + self.reserved.pop(context_id)
+            values += [kv_of(domain, new[: end + 1]) for end in range(len(old), len(new))]
+            self.computed.setdefault(domain, set()).add(new)
+        self.kv.reshape(-1)[self.slots] = values
+        self.tree.commit(i64(*batch))
+
+    def append(self, context_id: int, tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+        copies = self.reserve({context_id: tokens})
+        self.commit({context_id: tokens})
+        return copies
+
+    def prefill(self, context_id: int, tokens: Sequence[int], max_prefix: int | None = None) -> int:
+        matched = self.open(context_id, tokens, max_prefix)
+        if matched < len(tokens):
+            self.append(context_id, tokens[matched:])
+        return matched
+
+    def free(self, context_id: int) -> None:
+        self.tree.free(context_id)
+        for table in (self.contents, self.reserved, self.domains):
+            table.pop(context_id, None)
+
+    def table(self, context_id: int) -> list[int]:
+        out = np.full((1, 1 + self.tree.num_blocks), np.iinfo(np.int32).max, np.int32)
+        self.tree.block_tables(i64(context_id), out)
+        length = len(self.contents[context_id]) + len(self.reserved.get(context_id, ()))
+        num_blocks = -(-length // self.block_size)
+        assert (out[0, num_blocks:] == -1).all()
+        return [int(block) for block in out[0, :num_blocks]]
+
+    def check(self) -> None:
+        self.tree.check_invariants()
+        for context_id, remaining in self.tree.take_evicted():
+            assert remaining < len(self.contents[context_id])
+            self.contents[context_id] = self.contents[context_id][:remaining]
+        lengths = np.full(len(self.contents), -1, np.int32)
+        self.tree.lengths(i64(*self.contents), lengths)
+        for (context_id, tokens), length in zip(self.contents.items(), lengths, strict=True):
+            assert length == len(tokens) + len(self.reserved.get(context_id, ()))
+            assert tuple(self.tree.tokens(context_id)) == tokens
+            slots = self.kv[self.table(context_id)].reshape(-1)[: len(tokens)]
+            expected = [kv_of(self.domains[context_id], tokens[: end + 1]) for end in range(len(tokens))]
+            assert slots.tolist() == expected

@@ -1,0 +1,45 @@
+"""`parrot demo` and the examples as a user runs them: real processes, the real model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.system, pytest.mark.model]
+
+ROOT = Path(__file__).parents[2]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def run(*argv: str, cwd: Path) -> str:
+    """Standard output of a Python program; a failure shows all that it printed."""
+    environment = os.environ | {"COLUMNS": "140"}
+    done = subprocess.run(
+        [sys.executable, *argv], cwd=cwd, env=environment, capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_demo_prints_summary_times_and_calls_and_draws_every_call(tmp_path: Path) -> None:
+    options = ["--chunks", "3", "--max-tokens", "6", "--rtt-ms", "20", "--out", "picture.svg"]
+    output = run("-m", "parrot.cli.main", "demo", *options, cwd=tmp_path)
+    assert "summary of Compound statements" in output
+    for word in ("Parrot", "client-orchestrated twin", "summarise_part 3", "combine", "engine-0", "20 ms"):
+        assert word in output
+    drawing = ET.parse(tmp_path / "picture.svg").getroot()
+    decodes = [rect for rect in drawing.iter(f"{SVG}rect") if rect.get("class") == "decode" and len(rect)]
+    assert len(decodes) == 2 * 4, "three parts and a combination, twice"
+
+
+@pytest.mark.parametrize("example", ["chain_summary", "map_reduce_summary"])
+def test_an_example_writes_the_same_text_as_its_twin(example: str, tmp_path: Path) -> None:
+    program = str(ROOT / "examples" / f"{example}.py")
+    output = run(program, "--chunks", "2", "--chunk-tokens", "60", "--max-tokens", "8", cwd=tmp_path)
+    assert "client-orchestrated twin" in output
+    assert "The twin's text is the same." in output

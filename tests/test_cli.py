@@ -1,0 +1,117 @@
+"""The command line: options become configurations, errors become one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import parrot.engine.server
+import parrot.manager.server
+from parrot.cli import main as cli
+from parrot.cli.checks import Check
+from parrot.config import EngineConfig, ManagerConfig
+from parrot.manager.supervisor import engine_argv
+
+
+def call_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Exit code of the command as a process would have it."""
+    monkeypatch.setattr("sys.argv", ["parrot", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+@pytest.fixture
+def managers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ManagerConfig, dict[str, Any]]]:
+    """What `parrot serve` and `parrot manager` would run."""
+    started: list[tuple[ManagerConfig, dict[str, Any]]] = []
+    monkeypatch.setattr(
+        parrot.manager.server, "run_manager", lambda config, **rest: started.append((config, rest))
+    )
+    return started
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
+    """What `parrot engine` would run."""
+    started: list[EngineConfig] = []
+    monkeypatch.setattr(parrot.engine.server, "run_engine", started.append)
+    return started
+
+
+def test_serve_starts_a_manager_with_as_many_engines_as_asked(
+    managers: list[tuple[ManagerConfig, dict[str, Any]]], tmp_path: Path
+) -> None:
+    ready = str(tmp_path / "ready.json")
+    command = ["serve", "--port", "0", "--engines", "2", "--dtype", "bfloat16", "--num-blocks", "100"]
+    result = CliRunner().invoke(cli.app, [*command, "--ready-file", ready, "--parent-pipe"])
+    assert result.exit_code == 0, result.output
+    [(config, rest)] = managers
+    assert (config.port, config.ready_file) == (0, Path(ready))
+    assert rest["parent_pipe"] is True
+    assert [engine.name for engine in rest["engines"]] == ["engine-0", "engine-1"]
+    assert {(engine.dtype, engine.num_blocks) for engine in rest["engines"]} == {("bfloat16", 100)}
+
+
+def test_a_manager_alone_starts_no_engine(managers: list[tuple[ManagerConfig, dict[str, Any]]]) -> None:
+    assert CliRunner().invoke(cli.app, ["manager", "--engine-port", "9000"]).exit_code == 0
+    [(config, rest)] = managers
+    assert config.engine_port == 9000
+    assert rest["engines"] == []
+
+
+def test_the_supervisor_and_the_engine_command_agree(engines: list[EngineConfig]) -> None:
+    config = EngineConfig(
+        manager_address="tcp://127.0.0.1:1234",
+        model="some.gguf",
+        name="engine-7",
+        device="cuda:1",
+        dtype="float16",
+        num_blocks=77,
+        max_batch_size=5,
+        max_batch_tokens=99,
+        num_threads=3,
+        exit_with_parent=True,
+    )
+    argv = engine_argv(config)
+    result = CliRunner().invoke(cli.app, argv[argv.index("parrot.cli.main") + 1 :])
+    assert result.exit_code == 0, result.output
+    assert engines == [config]
+
+
+def test_an_error_is_one_line_with_the_fix_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_main(monkeypatch, "serve", "--host", "0.0.0.0") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: host = '0.0.0.0' is reachable from other machines")
+    assert "bind to 127.0.0.1" in line
+
+
+def test_an_unknown_model_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_main(monkeypatch, "model", "path", "no-such-model") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: there is no model 'no-such-model'")
+
+
+@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("optional", 0), ("broken", 1)])
+def test_doctor_fails_only_if_something_needed_is_broken(
+    monkeypatch: pytest.MonkeyPatch, status: str, code: int
+) -> None:
+    check = Check("thing", status, "as it is", "do this")  # type: ignore[arg-type]
+    monkeypatch.setattr("parrot.cli.checks.run_checks", lambda _model, _port: [check])
+    result = CliRunner().invoke(cli.app, ["doctor"])
+    assert result.exit_code == code
+    assert "do this" in result.output
+    result = CliRunner().invoke(cli.app, ["doctor", "--json"])
+    assert result.exit_code == code
+    assert json.loads(result.output) == [
+        {"name": "thing", "status": status, "detail": "as it is", "fix": "do this"}
+    ]

@@ -1,0 +1,214 @@
+"""The HTTP client: addresses, keys, errors of the network and of the service, and what an import costs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+import parrot as P
+from frontend_stub import StubService, stub_connection
+from parrot.api import GetBody, GetReply
+from parrot.errors import InvalidRequest, Overloaded, ParrotError, ServiceUnreachable, UpstreamFailed
+from parrot.frontend import client as client_module
+from parrot.frontend.client import Client, is_local
+
+BODY = GetBody(session_id="s-" + "0" * 32, semantic_var_id="v")
+
+
+@P.function
+def ask(text):
+    """{{input:text}} {{output}}"""
+
+
+def post(handler: Callable[[httpx.Request], httpx.Response]) -> GetReply:
+    async def where() -> str:
+        return "http://stub.test"
+
+    async def run() -> GetReply:
+        client = Client(where, transport=httpx.MockTransport(handler))
+        try:
+            return await client.post("/v1/get", BODY, GetReply)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def run_program(program: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", textwrap.dedent(program)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_nobody_listening_names_the_url_and_the_fix() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with P.connect(url), pytest.raises(ServiceUnreachable, match=rf"{url}.*start one with `parrot serve`"):
+        ask("x").get(timeout=10)
+
+
+def test_a_connection_that_breaks_is_not_called_refused() -> None:
+    def breaks(request: httpx.Request) -> httpx.Response:
+        raise httpx.RemoteProtocolError("server disconnected")
+
+    with pytest.raises(ServiceUnreachable, match=r"did not answer /v1/get .server disconnected"):
+        post(breaks)
+
+
+def test_an_error_body_becomes_its_class_with_causes() -> None:
+    cause = {"code": "engine_lost", "message": "gone", "type": "EngineLost", "causes": []}
+    detail = {
+        "code": "upstream_failed",
+        "message": "m",
+        "type": "UpstreamFailed",
+        "param": "p",
+        "causes": [cause],
+    }
+    with pytest.raises(UpstreamFailed, match="m") as error:
+        post(lambda _: httpx.Response(424, json={"error": detail}))
+    assert error.value.param == "p"
+    assert [cause.code for cause in error.value.causes] == ["engine_lost"]
+
+
+def test_an_error_code_of_a_newer_service_is_a_parrot_error() -> None:
+    detail = {"code": "brand_new", "message": "m", "type": "BrandNew", "causes": []}
+    with pytest.raises(ParrotError, match="m"):
+        post(lambda _: httpx.Response(400, json={"error": detail}))
+
+
+@pytest.mark.parametrize(("status", "text"), [(502, "<html>Bad gateway"), (200, "hello"), (200, "{}")])
+def test_what_is_no_parrot_service_is_said_so(status: int, text: str) -> None:
+    with pytest.raises(ServiceUnreachable, match=r"stub.test.*" + text):
+        post(lambda _: httpx.Response(status, text=text))
+
+
+@pytest.mark.parametrize("url", ["localhost:8642", "ftp://x", "http://", "", "http://[::1"])
+def test_a_bad_url_is_refused_at_once(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not the URL of a service"):
+        P.Connection(url)
+
+
+def test_only_the_loopback_is_local() -> None:
+    assert [
+        is_local(f"http://{host}:1") for host in ("127.0.0.1", "localhost", "[::1]", "10.0.0.1", "a.test")
+    ] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_key_travels_as_bearer_token() -> None:
+    stub = StubService()
+    with P.connect("http://stub.test/", "secret", transport=httpx.MockTransport(stub.handle)):
+        ask("x").get()
+    assert stub.headers["authorization"] == "Bearer secret"
+
+
+def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARROT_URL", "http://from.env/")
+    stub = StubService()
+    with P.connect(transport=httpx.MockTransport(stub.handle)) as connection:
+        assert connection.url == "http://from.env"
+        assert ask("x").get() == "ask.output"
+
+
+def test_an_overloaded_service_is_a_typed_error() -> None:
+    with stub_connection() as stub:
+        stub.refusal = Overloaded("queue full")
+        with pytest.raises(Overloaded, match="ask did not start: queue full"):
+            ask("x").get()
+
+
+def test_more_gets_than_connections_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_MAX_WAITING", 2)
+    with stub_connection() as stub:
+        stub.held.add("ask")
+        waiting = [ask(str(i)) for i in range(4)]
+        late = P.variable()
+        ask(late)
+        begun = time.monotonic()
+        with pytest.raises(P.GetTimeout):
+            P.gather(*waiting, timeout=0.3)
+        late.set("x")  # other requests are not held up
+        assert time.monotonic() - begun < 1.6
+        assert stub.most_waiting == 2
+
+
+def test_a_round_trip_is_paid_once_for_a_chain() -> None:
+    with stub_connection() as stub:
+        stub.round_trip_s = 0.1
+        text = "a"
+        for _ in range(5):
+            text = ask(text)
+        begun = time.monotonic()
+        assert text.get() == "ask.output"
+        assert time.monotonic() - begun < 0.3
+    assert [len(submit.calls) for submit in stub.submits] == [5]
+
+
+def test_the_import_is_light_and_every_name_is_there() -> None:
+    program = """
+        import sys, time
+        begun = time.perf_counter()
+        import parrot as P
+        took = time.perf_counter() - begun
+        heavy = {"torch", "fastapi", "httpx", "pydantic", "numpy"} & set(sys.modules)
+        assert not heavy, heavy
+        import parrot.template
+        assert callable(P.template)
+        for name in P.__all__:
+            assert getattr(P, name) is not None
+        assert set(P.__all__) == set(P._HOMES)
+        assert P.SemanticFunction is P.function and P.variable is P.SemanticVariable
+        assert isinstance(P.__version__, str)
+        assert not {"torch", "fastapi"} & set(sys.modules)
+        print(took)
+    """
+    run = run_program(program)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < 0.3
+
+
+def test_a_program_that_ends_deletes_its_sessions_quickly() -> None:
+    program = """
+        import atexit, sys, time
+        sys.path.insert(0, "tests")
+        import httpx
+        import parrot as P
+        from frontend_stub import StubService
+        stub = StubService()
+        def report():
+            gone = sorted(stub.deleted) == sorted(stub.sessions)
+            print(gone, len(stub.sessions), time.monotonic() - begun < 1)
+        atexit.register(report)  # runs last: handlers run in reverse
+        P.connect("http://stub.test", transport=httpx.MockTransport(stub.handle))
+        @P.function
+        def ask(text):
+            "{{input:text}} {{output}}"
+        ask("x").get()
+        scope = P.session()
+        with scope:
+            ask("x").get()
+        stub.held.add("ask")
+        ask("pending")
+        begun = time.monotonic()
+    """
+    run = run_program(program)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["True", "2", "True"], run.stderr
+    assert run.stderr == ""

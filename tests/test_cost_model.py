@@ -1,0 +1,61 @@
+"""The cost model: an exact non-negative fit, and a measurement that leaves the engine fit for work."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine_harness import Harness, load
+from parrot.engine.cost_model import StepShape, calibrate, fit
+
+SHAPES = [
+    StepShape(batch, new_tokens, cached)
+    for batch in (1, 4, 16)
+    for new_tokens in (1, 64)
+    for cached in (0, 100, 1000)
+]
+FEATURES = np.array([shape.features for shape in SHAPES])
+
+
+def test_features_are_what_the_cost_model_multiplies() -> None:
+    assert StepShape(batch=4, new_tokens=1, cached_tokens=99).features == (1, 4, 0, 400)
+    assert StepShape(batch=2, new_tokens=64, cached_tokens=16).features == (1, 2, 128, 160)
+
+
+def test_the_fit_finds_the_coefficients_that_made_the_times() -> None:
+    true = np.array([20_000.0, 400.0, 1500.0, 2.5])
+    assert fit(FEATURES, FEATURES @ true) == pytest.approx(true, rel=1e-6)
+
+
+def test_the_fit_is_close_under_noise() -> None:
+    true = np.array([20_000.0, 400.0, 1500.0, 2.5])
+    noise = np.random.default_rng(0).normal(1, 0.05, len(FEATURES))
+    predicted = FEATURES @ fit(FEATURES, FEATURES @ true * noise)
+    assert predicted == pytest.approx(FEATURES @ true, rel=0.1)
+
+
+def test_a_coefficient_that_would_be_negative_is_zero() -> None:
+    times = FEATURES @ np.array([20_000.0, -300.0, 1500.0, 0.0])
+    coefficients = fit(FEATURES, times)
+    assert coefficients.min() >= 0
+    assert coefficients[1] == 0
+
+
+@pytest.mark.parametrize(("num_blocks", "max_batch_tokens"), [(200, 512), (2, 16)])
+def test_calibration_keeps_its_budget_and_leaves_the_engine_right(
+    tiny_model: Path, num_blocks: int, max_batch_tokens: int
+) -> None:
+    loaded = load(tiny_model)
+    expected = Harness(*loaded).generate([5, 6, 7, 8], max_tokens=12).ids
+    harness = Harness(*loaded, num_blocks=num_blocks)
+    started = time.monotonic()
+    cost = calibrate(harness.runner, max_batch_size=8, max_batch_tokens=max_batch_tokens, budget_s=0.5)
+    assert time.monotonic() - started < 10
+    assert (cost.num_blocks, cost.capacity_tokens) == (num_blocks, num_blocks * 16)
+    coefficients = (cost.base_us, cost.per_sequence_us, cost.per_prefill_token_us, cost.per_kv_token_us)
+    assert min(coefficients) >= 0
+    assert max(coefficients) > 0
+    assert harness.generate([5, 6, 7, 8], max_tokens=12).ids == expected

@@ -1,0 +1,258 @@
+"""The engine registry, against real DEALER sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from parrot import wire
+from parrot.config import ManagerConfig
+from parrot.errors import PortInUse
+from parrot.manager.clock import ClockOffset, now_us
+from parrot.manager.engines import Engine, EngineRegistry
+
+CONFIG = ManagerConfig(heartbeat_s=0.05, lost_after_s=0.4)
+
+
+@dataclass
+class Recorder:
+    """EngineEvents that remembers what it was told."""
+
+    refusal: str | None = None
+    joined: list[Engine] = field(default_factory=list)
+    lost: list[tuple[Engine, str]] = field(default_factory=list)
+    replies: list[wire.Reply] = field(default_factory=list)
+
+    def admits_engine(self, _: wire.Register) -> str | None:
+        return self.refusal
+
+    def engine_joined(self, engine: Engine) -> None:
+        self.joined.append(engine)
+
+    def engine_lost(self, engine: Engine, reason: str) -> None:
+        self.lost.append((engine, reason))
+
+    def engine_replied(self, _: Engine, replies: tuple[wire.Reply, ...]) -> None:
+        self.replies.extend(replies)
+
+
+def stats(clock_us: int) -> wire.EngineStats:
+    return wire.EngineStats(clock_us, *[0] * (len(wire.EngineStats.__struct_fields__) - 1))
+
+
+def register(epoch: str, name: str = "engine-0", protocol: int = wire.PROTOCOL_VERSION) -> wire.Register:
+    model = wire.ModelInfo("tiny", "abc", 100, 512, "float32", "cpu")
+    cost = wire.CostModel(1.0, 1.0, 1.0, 0.1, 4096, 256)
+    return wire.Register(protocol, name, epoch, 1, model, cost, 8)
+
+
+class Peer:
+    """The engine's end of the socket."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(address)
+
+    async def send(self, message: wire.FromEngine) -> None:
+        await self.socket.send(wire.encode(message))
+
+    async def receive(self) -> wire.ToEngine:
+        return wire.decode_to_engine(await asyncio.wait_for(self.socket.recv(), 2))
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 2.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "condition did not become true"
+        await asyncio.sleep(0.005)
+
+
+def with_registry(
+    scenario: Callable[[EngineRegistry, Recorder, Callable[[], Peer]], Awaitable[None]],
+) -> None:
+    async def run() -> None:
+        registry = EngineRegistry(CONFIG)
+        events = Recorder()
+        registry.start(events)
+        context = zmq.asyncio.Context()
+        try:
+            await scenario(registry, events, lambda: Peer(context, registry.address))
+        finally:
+            await registry.close()
+            context.destroy(linger=0)
+
+    asyncio.run(run())
+
+
+def test_an_engine_registers_and_its_replies_arrive() -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        engine = peer()
+        await engine.send(register("e1"))
+        assert isinstance(await engine.receive(), wire.Ping)
+        done = wire.CallDone(wire.CallId(7), wire.ContextId(3), 10)
+        await engine.send(wire.StepReplies("e1", (done,), stats(now_us())))
+        await until(lambda: events.replies == [done])
+        assert registry.send(registry.alive[0], wire.Abort((wire.CallId(7),)))
+        while isinstance(message := await engine.receive(), wire.Ping):
+            pass
+        assert message == wire.Abort((wire.CallId(7),))
+        assert registry.views()[0].stats["num_steps"] == 0
+
+    with_registry(scenario)
+
+
+def test_a_silent_engine_is_lost_and_one_that_beats_is_not() -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        silent, live = peer(), peer()
+        await silent.send(register("e1", "silent"))
+        await live.send(register("e2", "live"))
+        for _ in range(16):
+            await live.send(wire.Heartbeat("e2", stats(now_us())))
+            await asyncio.sleep(0.05)
+        assert [engine.name for engine, _ in events.lost] == ["silent"]
+        assert [engine.name for engine in registry.alive] == ["live"]
+        assert {view.name: view.alive for view in registry.views()} == {"silent": False, "live": True}
+
+    with_registry(scenario)
+
+
+def test_a_new_epoch_under_an_old_name_means_that_the_old_engine_died() -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        first, second = peer(), peer()
+        await first.send(register("e1"))
+        await until(lambda: len(events.joined) == 1)
+        await second.send(register("e2"))
+        await until(lambda: len(events.joined) == 2)
+        assert [engine.engine_id for engine, _ in events.lost] == [events.joined[0].engine_id]
+        assert events.joined[1].engine_id != events.joined[0].engine_id
+
+    with_registry(scenario)
+
+
+def test_the_same_registration_twice_is_one_engine() -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        engine = peer()
+        for _ in range(3):
+            await engine.send(register("e1"))
+            await engine.receive()
+        assert len(events.joined) == 1
+
+    with_registry(scenario)
+
+
+def test_goodbye_ends_an_engine_at_once() -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        engine = peer()
+        await engine.send(register("e1"))
+        await engine.send(wire.Goodbye("e1", "asked to end"))
+        await until(lambda: len(events.lost) == 1, timeout_s=0.3)
+        assert "asked to end" in events.lost[0][1]
+
+    with_registry(scenario)
+
+
+def test_an_engine_given_up_for_lost_is_invited_to_register_again() -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        engine = peer()
+        await engine.send(register("e1"))
+        first = await engine.receive()
+        await until(lambda: len(events.lost) == 1)
+        while True:
+            await engine.send(wire.Heartbeat("e1", stats(now_us())))
+            again = await engine.receive()
+            assert isinstance(first, wire.Ping)
+            assert isinstance(again, wire.Ping)
+            if again.manager_id != first.manager_id:
+                break
+        await engine.send(register("e1"))
+        await until(lambda: len(events.joined) == 2)
+
+    with_registry(scenario)
+
+
+@pytest.mark.parametrize("junk", [b"", b"\x00", b"\xc1", b"not msgpack", b"\x80\x04K\x01.", b"\x91" * 5000])
+def test_malformed_frames_are_counted_and_dropped(junk: bytes) -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        engine = peer()
+        await engine.socket.send(junk)
+        await engine.socket.send_multipart([b"a", b"b"])
+        await until(lambda: registry.num_dropped_frames == 2)
+        await engine.send(register("e1"))
+        await until(lambda: len(events.joined) == 1)
+
+    with_registry(scenario)
+
+
+def test_an_engine_of_another_protocol_or_model_is_refused() -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        old, other = peer(), peer()
+        await old.send(register("e1", protocol=999))
+        assert isinstance(await old.receive(), wire.Shutdown)
+        events.refusal = "another model"
+        await other.send(register("e2", "other"))
+        assert isinstance(await other.receive(), wire.Shutdown)
+        assert events.joined == []
+
+    with_registry(scenario)
+
+
+def test_a_send_to_a_vanished_peer_loses_the_engine() -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        engine = peer()
+        await engine.send(register("e1"))
+        await until(lambda: len(events.joined) == 1)
+        engine.socket.close(linger=0)
+        await asyncio.sleep(0.1)
+        registry.send(events.joined[0], wire.Abort(()))
+        await until(lambda: len(events.lost) == 1, timeout_s=0.25)
+
+    with_registry(scenario)
+
+
+def test_closing_with_a_dead_peer_and_unsent_frames_takes_under_two_seconds() -> None:
+    async def run() -> float:
+        registry = EngineRegistry(CONFIG)
+        events = Recorder()
+        registry.start(events)
+        context = zmq.asyncio.Context()
+        engine = Peer(context, registry.address)
+        await engine.send(register("e1"))
+        await until(lambda: len(events.joined) == 1)
+        for _ in range(2000):
+            registry.send(events.joined[0], wire.Abort(tuple(wire.CallId(i) for i in range(2000))))
+        started = time.monotonic()
+        await registry.close()
+        context.destroy(linger=0)
+        return time.monotonic() - started
+
+    assert asyncio.run(run()) < 2.0
+
+
+def test_a_taken_port_is_a_typed_error_and_free_ports_are_found_in_parallel() -> None:
+    async def run() -> None:
+        registries = [EngineRegistry(CONFIG) for _ in range(100)]
+        assert len({registry.address for registry in registries}) == 100
+        port = int(registries[0].address.rsplit(":", 1)[1])
+        with pytest.raises(PortInUse, match=str(port)):
+            EngineRegistry(ManagerConfig(engine_port=port))
+        await asyncio.gather(*(registry.close() for registry in registries))
+
+    asyncio.run(run())
+
+
+def test_engine_times_are_shifted_by_the_frame_that_was_fastest() -> None:
+    clock = ClockOffset()
+    for delay_us in (900, 50, 4000):
+        clock.observe(1_000_000, 6_000_000 + delay_us)
+    assert clock.to_manager_us(1_000_000) == 6_000_050
+    # Drift: minima older than two windows no longer count.
+    for minute in (2, 4, 6):
+        clock.observe(1_000_000 + minute * 60_000_000, 6_000_700 + minute * 60_000_000)
+    assert clock.offset_us == 5_000_700

@@ -1,0 +1,248 @@
+"""Sessions of the front end: what travels together, in which order, and what ends when."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import parrot as P
+from frontend_stub import StubService, stub_connection
+from parrot.errors import PromptTooLong, SessionClosed, SessionNotFound, UpstreamFailed
+from parrot.frontend import submission
+
+
+@pytest.fixture
+def service() -> Iterator[StubService]:
+    with stub_connection() as stub:
+        yield stub
+
+
+@P.function
+def step(text):
+    """{{input:text}} {{output:next}}"""
+
+
+@P.function
+def other(text):
+    """{{input:text}} {{output}}"""
+
+
+def fail_after(_: object) -> None:
+    raise ZeroDivisionError
+
+
+def until(condition: object, limit_s: float = 5.0) -> None:
+    """Wait until ``condition()`` holds."""
+    assert callable(condition)
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_the_first_submit_creates_the_session(service: StubService) -> None:
+    step("a").get()
+    step("b").get()
+    first, second = service.submits
+    assert (first.create_session, second.create_session) == (True, False)
+    assert first.session_id == second.session_id
+
+
+def test_calls_go_out_by_themselves_soon_after_they_are_made(service: StubService) -> None:
+    text = "a"
+    for _ in range(3):
+        text = step(text)
+    assert not service.submits
+    until(lambda: service.submits)
+    assert [len(submit.calls) for submit in service.submits] == [3]
+    assert not service.gets
+
+
+def test_a_batch_holds_calls_back_until_it_ends(service: StubService) -> None:
+    with P.batch():
+        step("a")
+        with P.batch():
+            time.sleep(0.02)
+        time.sleep(0.02)
+        step("b")
+        assert not service.submits
+    assert [len(submit.calls) for submit in service.submits] == [2]
+
+
+def test_a_get_inside_a_batch_sends_what_waits(service: StubService) -> None:
+    with P.batch():
+        assert step("a").get() == "step.next"
+        step("b")
+    assert [len(submit.calls) for submit in service.submits] == [1, 1]
+
+
+def test_the_end_of_a_batch_raises_what_the_service_refused(service: StubService) -> None:
+    service.refusal = PromptTooLong("9000 tokens exceed 8192")
+    with pytest.raises(PromptTooLong, match="9000 tokens"), P.batch():
+        step("a")
+
+
+def test_an_error_inside_a_batch_is_not_replaced(service: StubService) -> None:
+    service.refusal = PromptTooLong("too long")
+    with pytest.raises(ZeroDivisionError), P.batch():
+        step(1 // 0)
+    with pytest.raises(ZeroDivisionError), P.batch():
+        fail_after(step("a"))
+
+
+def test_a_refused_submit_surfaces_at_the_get_and_names_the_function(service: StubService) -> None:
+    service.refusal = PromptTooLong("9000 tokens exceed 8192")
+    mine, theirs = step("a"), other("b")
+    with pytest.raises(PromptTooLong, match="step did not start: 9000 tokens"):
+        mine.get()
+    with pytest.raises(PromptTooLong, match="other did not start"):
+        theirs.get()
+    assert mine.done()
+    service.refusal = None
+    assert step("a").get() == "step.next"
+    assert service.submits[0].create_session  # under a new id: the refused submit may have left the old one
+
+
+def test_a_call_on_a_refused_variable_names_the_cause(service: StubService) -> None:
+    service.refusal = PromptTooLong("9000 tokens exceed 8192")
+    lost = step("a")
+    until(lambda: lost.submission.sent.done())
+    service.refusal = None
+    with pytest.raises(UpstreamFailed, match="9000 tokens") as error:
+        other(lost).get()
+    assert [cause.code for cause in error.value.causes] == ["prompt_too_long"]
+
+
+def test_submits_of_a_session_arrive_in_order(service: StubService) -> None:
+    service.round_trip_s = 0.03
+    text = "a"
+    for _ in range(5):
+        text = step(text)
+        time.sleep(0.005)
+    assert text.get() == "step.next"
+    assert len(service.submits) > 1
+    seen: set[str] = set()
+    for call in service.calls:
+        text_hole, next_hole = call.placeholders
+        assert text_hole.value == "a" or text_hole.semantic_var_id in seen
+        seen.add(next_hole.semantic_var_id or "")
+
+
+def test_a_submit_that_grows_too_large_is_split(
+    service: StubService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "MAX_CALLS", 10)
+    with P.batch():
+        for _ in range(25):
+            step("a")
+    assert [len(submit.calls) for submit in service.submits] == [10, 10, 5]
+    monkeypatch.setattr(submission, "MAX_CHARS", 1000)
+    P.map(step, ["x" * 600] * 4)[-1].get()
+    assert [len(submit.calls) for submit in service.submits[3:]] == [2, 2]
+
+
+def test_a_session_ends_with_its_block(service: StubService) -> None:
+    service.held.add("step")
+    with P.session() as session:
+        done = other("b").get()
+        pending = step("a")
+    assert done == "other.output"
+    with pytest.raises(SessionClosed, match="closed before this was submitted"):
+        pending.get()
+    with pytest.raises(SessionClosed, match="make calls inside"):
+        other(pending)
+    until(lambda: service.deleted == [session.id])
+    assert other("c").get() == "other.output"
+    assert len(service.sessions) == 2
+
+
+def test_a_session_that_sent_nothing_is_not_deleted(service: StubService) -> None:
+    with P.session():
+        pass
+    step("a").get()
+    assert not service.deleted
+
+
+def test_nested_sessions_are_separate(service: StubService) -> None:
+    with P.session() as outer:
+        step("a").get()
+        with P.session() as inner:
+            step("b").get()
+        step("c").get()
+    assert [submit.session_id for submit in service.submits] == [outer.id, inner.id, outer.id]
+
+
+def test_a_connection_inside_a_session_has_its_own(service: StubService) -> None:
+    with P.session() as session:
+        with stub_connection() as inner:
+            step("a").get()
+        assert len(inner.submits) == 1
+        step("b").get()
+    assert [submit.session_id for submit in service.submits] == [session.id]
+
+
+def test_a_session_ends_when_its_block_raises(service: StubService) -> None:
+    with contextlib.suppress(ZeroDivisionError), P.session() as session:
+        step("a").get()
+        _ = 1 // 0
+    until(lambda: service.deleted == [session.id])
+
+
+def test_a_variable_carries_its_session_into_other_threads(service: StubService) -> None:
+    with P.session() as session, ThreadPoolExecutor(4) as pool:
+        first = step("a")
+        results = list(pool.map(lambda _: other(first).get(), range(8)))
+    assert results == ["other.output"] * 8
+    assert {submit.session_id for submit in service.submits} == {session.id}
+
+
+def test_an_expired_default_session_is_replaced(service: StubService) -> None:
+    old = step("a")
+    old.get()
+    expired = service.submits[0].session_id
+    service.sessions.clear()
+    assert step("b").get() == "step.next"
+    assert service.submits[1].create_session
+    assert service.submits[1].session_id != expired
+    service.sessions.clear()
+    with pytest.raises(SessionNotFound):
+        step(old).get()
+
+
+def test_many_threads_may_use_one_session(service: StubService) -> None:
+    barrier = threading.Barrier(8)
+
+    def work(number: int) -> str:
+        barrier.wait()
+        text = step(str(number))
+        for _ in range(10):
+            text = step(text)
+        return str(text.get())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(work, range(8))) == {"step.next"}
+    assert len(service.calls) == 88
+    assert sum(submit.create_session for submit in service.submits) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_a_session_of_its_own(service: StubService) -> None:
+    step("a").get()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.write(write, step("b").get(timeout=5).encode())
+            os.write(write, str(len(service.sessions)).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(read, 100) == b"step.next2"
+    os.close(read)
+    os.close(write)
+    assert step("c").get() == "step.next"

@@ -1,0 +1,368 @@
+"""Semantic functions: templates, bodies, binding, and the errors that name function, placeholder and line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import parrot as P
+from frontend_stub import StubService, stub_connection
+from parrot.api import PlaceholderBody
+from parrot.errors import (
+    DoubleProducer,
+    InvalidRequest,
+    TemplateError,
+    UnknownPlaceholder,
+    UnsupportedParameter,
+)
+
+
+@pytest.fixture
+def service() -> Iterator[StubService]:
+    with stub_connection() as stub:
+        yield stub
+
+
+@P.SemanticFunction
+def WritePythonCode(task: P.SemanticVariable):
+    """You are an expert software engineer. Write python code of {{input:task}}. Code: {{output:code}}"""
+
+
+@P.SemanticFunction
+def WriteTestCode(task: P.SemanticVariable, code: P.SemanticVariable):
+    """Write test code for {{input:task}}. Code: {{input:code}}. Your test code: {{output:test}}"""
+
+
+@P.function
+def two_outputs(question):
+    """
+    Think about {{input:question}}: {{output:thought}}
+    Answer, given {{input:thought}}: {{output:answer}}
+    """
+
+
+def placeholders(service: StubService, call: int = 0) -> dict[str, PlaceholderBody]:
+    return {placeholder.name: placeholder for placeholder in service.calls[call].placeholders}
+
+
+def test_the_published_program_runs_as_written(service: StubService) -> None:
+    def WriteSnakeGame() -> tuple[str, str]:
+        task = P.SemanticVariable("a snake game")
+        code = WritePythonCode(task)
+        test = WriteTestCode(task, code)
+        return code.get(perf=P.LATENCY), test.get(perf=P.LATENCY)
+
+    assert WriteSnakeGame() == ("WritePythonCode.code", "WriteTestCode.test")
+    assert [call.function for call in service.submits[0].calls] == ["WritePythonCode", "WriteTestCode"]
+    assert service.calls[0].prompt == (
+        "You are an expert software engineer. Write python code of {{input:task}}. Code: {{output:code}}"
+    )
+    assert placeholders(service, 1)["code"].semantic_var_id == placeholders(service)["code"].semantic_var_id
+    assert [(v.value, v.semantic_var_id) for v in service.submits[0].variables] == [
+        ("a snake game", placeholders(service)["task"].semantic_var_id)
+    ]
+
+
+def test_a_docstring_loses_its_indentation(service: StubService) -> None:
+    two_outputs("x").answer.get()
+    first, second = (service.calls[0].prompt or "").splitlines()
+    assert first == "Think about {{input:question}}: {{output:thought}}"
+    assert second == "Answer, given {{input:thought}}: {{output:answer}}"
+
+
+def test_several_outputs_are_attributes_in_order(service: StubService) -> None:
+    result = two_outputs("x")
+    assert [variable.name for variable in result] == ["thought", "answer"]
+    assert (len(result), result["answer"]) == (2, result.answer)
+    with pytest.raises(AttributeError, match="no output 'other'; outputs: thought, answer"):
+        result.other  # noqa: B018
+    assert result.thought.get() == "two_outputs.thought"
+    assert "thought" not in [p.name for p in service.calls[0].placeholders if p.kind == "input"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("{{output:x}} <|im_end|>", "{{output:x}} <|im_end|>"),
+        (3, "3"),
+        (0.5, "0.5"),
+        (True, "True"),
+        (["ä"], '["ä"]'),
+    ],
+)
+def test_plain_arguments_travel_as_values_and_never_as_template(
+    service: StubService, value: object, text: str
+) -> None:
+    WritePythonCode(value).get()
+    assert placeholders(service)["task"].value == text
+    assert "{{input:task}}" in (service.calls[0].prompt or "")
+
+
+@pytest.mark.parametrize("value", [None, b"bytes", object(), [object()]])
+def test_an_argument_without_obvious_text_is_refused(service: StubService, value: object) -> None:
+    with pytest.raises(
+        TypeError, match=r"function 'WritePythonCode' \(.*test_function.py:\d+\): argument 'task'"
+    ):
+        WritePythonCode(value)
+
+
+def test_a_set_of_outputs_is_refused_as_argument(service: StubService) -> None:
+    with pytest.raises(TypeError, match="pass one of them"):
+        WritePythonCode(two_outputs("x"))
+
+
+def test_a_body_may_return_its_template(service: StubService) -> None:
+    style = "terse"
+
+    @P.function
+    def answer(question):
+        """Answers."""
+        return f"Be {style}. {question} " + "{{output}}"
+
+    assert answer("Why?").get() == "answer.output"
+    assert service.calls[0].prompt == "Be terse. {{input:question}} {{output}}"
+
+
+def test_a_body_may_return_messages(service: StubService) -> None:
+    @P.function
+    def chat(q, persona):
+        return [P.system(persona), P.user("Q: {{input:q}}"), P.assistant("{{output:a}}")]
+
+    assert chat("hi", "You are a pirate.").get() == "chat.a"
+    messages = service.calls[0].messages or ()
+    assert [(m.role, m.content) for m in messages] == [
+        ("system", "{{input:persona}}"),
+        ("user", "Q: {{input:q}}"),
+        ("assistant", "{{output:a}}"),
+    ]
+    assert service.calls[0].prompt is None
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (lambda q: "yes {{output}}" if q else "no {{output}}", "has no value there and cannot be tested"),
+        (lambda q: q.upper() + "{{output}}", "cannot be asked for .upper"),
+        (lambda q: f"{q:>10}{{{{output}}}}", "cannot be formatted with '>10'"),
+        (lambda: ["{{output}}"], "item 0 of the returned list is str"),
+        (lambda: 7, "but int"),
+        (
+            lambda: [P.user("{{input:q}}"), P.assistant("{{output:q}}")],
+            "message 2 .* read before it is produced",
+        ),
+        (
+            lambda: [P.user("{{output:a}}")],
+            "message 1 .user., line 1: output 'a' belongs in an assistant message",
+        ),
+        (lambda: [P.assistant("{{output:a}}"), P.assistant("{{output:a}}")], "'a' is produced twice"),
+    ],
+)
+def test_a_wrong_body_is_a_template_error(body: Any, message: str) -> None:
+    with pytest.raises(TemplateError, match=message):
+        P.function(body)("x")
+
+
+def test_a_template_in_a_file_names_the_file_in_errors(service: StubService, tmp_path: Path) -> None:
+    file = tmp_path / "review.txt"
+    file.write_text("Review {{input:text}}\nfor {{input:reader}}: {{output}}")
+    review = P.template(file)
+    assert review("a", reader="b").get() == "review.output"
+    with pytest.raises(UnknownPlaceholder, match=r"review.txt\), line 2: no argument 'reader'"):
+        review("a")
+    assert P.template("{{input:x}}{{output}}", name="named")("1").get() == "named.output"
+
+
+def test_a_hole_that_is_no_parameter_names_function_and_line() -> None:
+    with pytest.raises(
+        UnknownPlaceholder, match=r"function 'f' \(.*test_function.py:\d+\), line 2: .*input:tsak"
+    ) as e:
+
+        @P.function
+        def f(task):
+            """Do
+            {{input:tsak}}: {{output}}"""
+
+    assert e.value.param == "tsak"
+
+
+def test_a_parameter_without_hole_is_refused() -> None:
+    with pytest.raises(UnknownPlaceholder, match="parameter 'extra' appears in no hole"):
+
+        @P.function
+        def f(task, extra):
+            """{{input:task}}: {{output}}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\n{{outptu:x}}{{output}}", "line 2: '{{outptu:x}}' is not a hole"),
+        ("{{output:a}}\n{{output:a}}", "line 2: output 'a' appears a second time"),
+        ("{{input:a}}\n\n{{output:a}}", "line 3: output 'a' is read on line 1"),
+        ("{{input:a b}}{{output}}", "line 1: .* needs a name"),
+        ("{{input:a}}", "has no {{output:name}}"),
+    ],
+)
+def test_a_bad_template_names_the_line(text: str, message: str) -> None:
+    with pytest.raises(TemplateError, match=f"function 'bad'.*{message}"):
+        P.template(text, name="bad")
+
+
+def test_variable_parameters_are_refused() -> None:
+    with pytest.raises(TemplateError, match=r"\*items is not possible"):
+
+        @P.function
+        def f(*items):
+            """{{input:items}}{{output}}"""
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {}, "line 1: no argument 'question' for {{input:question}}"),
+        (("a", "b"), {}, "2 arguments for 1 positional parameters: question"),
+        (("a",), {"question": "b"}, "argument 'question' is given twice"),
+        (("a",), {"qestion": "b"}, "no placeholder 'qestion'; placeholders: question, thought, answer"),
+    ],
+)
+def test_wrong_arguments_name_function_and_placeholder(
+    args: tuple[str, ...], kwargs: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UnknownPlaceholder, match="function 'two_outputs'.*" + message):
+        two_outputs(*args, **kwargs)
+
+
+def test_defaults_are_arguments_too(service: StubService) -> None:
+    @P.function
+    def f(text, *, style="plain"):
+        """{{input:style}} {{input:text}} {{output}}"""
+
+    f("a").get()
+    f("a", style="bold").get()
+    assert [placeholders(service, call)["style"].value for call in (0, 1)] == ["plain", "bold"]
+    with pytest.raises(UnknownPlaceholder, match="2 arguments for 1"):
+        f("a", "bold")
+
+
+def test_an_output_can_be_a_variable_made_beforehand(service: StubService) -> None:
+    code = P.variable(name="mine")
+    test = WriteTestCode("t", code)
+    assert WritePythonCode("t", code=code) is code
+    assert (test.get(), code.get()) == ("WriteTestCode.test", "WritePythonCode.code")
+    assert placeholders(service, 1)["code"].semantic_var_id == code.id
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: P.variable("set"), lambda: WritePythonCode("t"), lambda: P.variable().strip()]
+)
+def test_an_output_with_another_origin_is_refused(service: StubService, make: Any) -> None:
+    with pytest.raises(DoubleProducer, match=r"output 'code' is (set|an output|derived)"):
+        WritePythonCode("t", code=make())
+
+
+def test_text_for_an_output_is_refused(service: StubService) -> None:
+    with pytest.raises(TypeError, match="'code' is an output"):
+        WritePythonCode("t", code="text")
+
+
+def test_a_variable_of_another_session_names_the_placeholder(service: StubService) -> None:
+    code = WritePythonCode("t")
+    with (
+        P.session(),
+        pytest.raises(InvalidRequest, match="passed for 'code' belongs to another session") as error,
+    ):
+        WriteTestCode("t", code)
+    assert error.value.param == "code"
+    derived = P.join([code, "x"])
+    with P.session(), pytest.raises(InvalidRequest, match="belongs to another session"):
+        WriteTestCode("t", derived)
+
+
+def test_options_travel_with_the_call(service: StubService) -> None:
+    @P.function(
+        model="big",
+        objective=P.THROUGHPUT,
+        outputs={"b": P.Output(max_tokens=7, temperature=0.5, stop="\n", seed=1)},
+    )
+    def f(x):
+        """{{input:x}} {{output:a}} {{output:b}}"""
+
+    f("1").a.get()
+    f.with_options(objective=P.LATENCY, outputs=P.Output(max_tokens=3, ignore_eos=True))("1").a.get()
+    first, second = service.calls
+    assert (first.model, first.objective, second.model, second.objective) == (
+        "big",
+        "THROUGHPUT",
+        "big",
+        "LATENCY",
+    )
+    assert placeholders(service, 0)["a"].sampling is None
+    sampling = placeholders(service, 0)["b"].sampling
+    assert sampling is not None
+    assert (sampling.max_tokens, sampling.temperature, sampling.stop, sampling.seed) == (7, 0.5, ("\n",), 1)
+    assert [p.sampling and p.sampling.ignore_eos for p in second.placeholders] == [None, True, True]
+
+
+def test_options_for_an_output_that_does_not_exist_are_refused() -> None:
+    with pytest.raises(UnknownPlaceholder, match="names 'cod', but the template has no"):
+
+        @P.function(outputs={"cod": P.Output()})
+        def f(x):
+            """{{input:x}} {{output:code}}"""
+
+
+@pytest.mark.parametrize(
+    "option", ["schema", "regex", "choices", "logprobs", "top_k", "min_p", "frequency_penalty"]
+)
+def test_options_of_later_versions_are_refused_by_name(option: str) -> None:
+    for accept in (P.Output, P.function):
+        with pytest.raises(UnsupportedParameter, match=f"{option}= is not supported") as error:
+            accept(**{option: 1})
+        assert error.value.param == option
+
+
+def test_a_typed_result_is_refused_and_not_ignored() -> None:
+    class Invoice(BaseModel):
+        total: int
+
+    def extract(text: str) -> Invoice:
+        """{{input:text}} {{output}}"""
+
+    extract.__annotations__["return"] = Invoice
+    with pytest.raises(UnsupportedParameter, match="-> Invoice"):
+        P.function(extract)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("max_tokens", 0), ("temperature", -1), ("top_p", 0), ("stop", [""])]
+)
+def test_a_sampling_option_out_of_range_is_named(option: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match=f"P.Output: {option}"):
+        P.Output(**{option: value})
+    with pytest.raises(TypeError, match="no option 'max_token'"):
+        P.Output(max_token=3)
+
+
+def test_the_guide_runs_as_written(service: StubService) -> None:
+    guide = Path(__file__).parents[1].joinpath("docs", "frontend.md").read_text()
+    snippets = re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    assert len(snippets) > 7
+    exec(compile("\n".join(snippets), "docs/frontend.md", "exec"), {"print": str})
+    assert {"write_code", "write_tests", "think", "shorten"} <= {call.function for call in service.calls}
+
+
+def test_map_submits_all_calls_together(service: StubService) -> None:
+    outputs = P.map(WriteTestCode, [f"task {i}" for i in range(50)], code="pass")
+    assert P.join(outputs, separator=" ").name == "joined"
+    assert outputs[-1].get() == "WriteTestCode.test"
+    assert [len(submit.calls) for submit in service.submits] == [50]
+    with P.batch():
+        test = WriteTestCode("all", P.join(P.map(WritePythonCode, ["a", "b"])))
+        test.get()
+    assert [len(submit.calls) for submit in service.submits] == [50, 3]
+    assert placeholders(service, 7)["task"].value == "task 7"

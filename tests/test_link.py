@@ -1,0 +1,119 @@
+"""The engine's socket thread in this process: heartbeats in long steps, dead peers, timeouts."""
+
+from __future__ import annotations
+
+import queue
+import socket as sockets
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from parrot import wire
+from parrot.engine.link import Link, LinkConfig, ManagerChanged, Stop
+from parrot.errors import ConfigError
+
+COST = wire.CostModel(1.0, 1.0, 1.0, 1.0, 160, 10)
+MODEL = wire.ModelInfo("tiny", "f", 100, 2048, "float32", "cpu")
+REGISTER = wire.Register(wire.PROTOCOL_VERSION, "e0", "epoch", 1, MODEL, COST, 8)
+STATS = wire.EngineStats(*[0] * 16)
+
+
+@pytest.fixture
+def router() -> Iterator[zmq.Socket[bytes]]:
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.bind("tcp://127.0.0.1:*")
+    yield router
+    context.destroy(linger=0)
+
+
+def link_to(address: str, manager_timeout_s: float = 30.0, parent_pid: int | None = None) -> Link:
+    link = Link(LinkConfig(address, 0.05, manager_timeout_s, parent_pid), REGISTER, STATS)
+    link.start()
+    return link
+
+
+def receive(router: zmq.Socket[bytes]) -> tuple[bytes, wire.FromEngine]:
+    assert router.poll(5000), "no message in 5 s"
+    identity, frame = router.recv_multipart()
+    return identity, wire.decode_from_engine(frame)
+
+
+def ping(router: zmq.Socket[bytes], identity: bytes, manager_id: str = "m1") -> None:
+    router.send_multipart([identity, wire.encode(wire.Ping(manager_id))])
+
+
+def test_heartbeats_go_on_while_the_loop_is_busy(router: zmq.Socket[bytes]) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    identity, first = receive(router)
+    assert first == REGISTER
+    ping(router, identity)
+    beats: list[wire.Heartbeat] = []
+    while len(beats) < 4:  # the loop, this thread, calls nothing on the link meanwhile
+        message = receive(router)[1]
+        beats += [message] if isinstance(message, wire.Heartbeat) else []
+    assert beats[0].stats.clock_us < beats[-1].stats.clock_us
+    link.close("done")
+
+
+def test_frames_reach_the_loop_in_order_and_bad_ones_are_counted(router: zmq.Socket[bytes]) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    identity, _ = receive(router)
+    ping(router, identity)
+    abort = wire.Abort((wire.CallId(4),))
+    router.send_multipart([identity, wire.encode(abort)])
+    router.send_multipart([identity, b"\xc1"])
+    router.send_multipart([identity, wire.encode(abort), b""])
+    ping(router, identity, "m2")
+    router.send_multipart([identity, wire.encode(wire.Shutdown())])
+    events = [link.events.get(timeout=5) for _ in range(3)]
+    assert events[:2] == [abort, ManagerChanged("m2")]
+    assert isinstance(events[2], Stop)
+    assert events[2].exit_code == 0
+    assert link.num_dropped == 2
+    link.close("done")
+
+
+def test_goodbye_follows_what_was_sent_before_it(router: zmq.Socket[bytes]) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    replies = [wire.StepReplies("epoch", (wire.Chunk(wire.CallId(i), 1, "x"),), STATS) for i in range(50)]
+    for reply in replies:
+        link.send(reply)
+    link.close("why not")
+    got: list[wire.FromEngine] = []
+    while not got or not isinstance(got[-1], wire.Goodbye):
+        got.append(receive(router)[1])
+    assert [message for message in got[:-1] if not isinstance(message, wire.Register)] == replies
+
+
+def test_closing_without_a_peer_takes_under_two_seconds() -> None:
+    with sockets.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    link = link_to(f"tcp://127.0.0.1:{port}")
+    link.send(wire.StepReplies("epoch", (), STATS))
+    started = time.monotonic()
+    link.close("nobody is there")
+    assert time.monotonic() - started < 2
+
+
+def test_a_silent_manager_stops_the_loop_once(router: zmq.Socket[bytes]) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT), manager_timeout_s=0.2)
+    stop = link.events.get(timeout=5)
+    assert isinstance(stop, Stop)
+    assert stop.exit_code == 3
+    with pytest.raises(queue.Empty):
+        link.events.get(timeout=0.6)
+    link.close("silence")
+
+
+def test_a_parent_that_changed_stops_the_loop(router: zmq.Socket[bytes]) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT), parent_pid=2**22)
+    assert isinstance(link.events.get(timeout=5), Stop)
+    link.close("orphan")
+
+
+def test_an_address_that_is_none_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="manager_address = 'nowhere'"):
+        link_to("nowhere")

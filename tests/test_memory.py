@@ -1,0 +1,49 @@
+"""The size of the KV pool from free memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from parrot.engine import memory
+from parrot.engine.weights import ModelConfig
+from parrot.errors import SetupError
+
+
+@pytest.fixture
+def config(tiny_model: Path) -> ModelConfig:
+    return ModelConfig.load(tiny_model)
+
+
+def blocks(config: ModelConfig) -> int:
+    return memory.choose_num_blocks(config, torch.float32, torch.device("cpu"))
+
+
+def test_this_machine_has_memory_for_the_tiny_model(config: ModelConfig) -> None:
+    assert memory.available_memory() > 0
+    assert blocks(config) == memory.MAX_CPU_TOKENS // 16
+
+
+def test_a_quarter_of_what_is_free_is_used(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    block_bytes = 16 * config.kv_bytes_per_token(torch.float32)
+    monkeypatch.setattr(memory, "available_memory", lambda: 400 * block_bytes)
+    assert blocks(config) == 100
+
+
+def test_too_little_memory_is_an_error_with_the_numbers(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 2**18)
+    with pytest.raises(SetupError, match="free memory on cpu hold 8 KV blocks"):
+        blocks(config)
+
+
+def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
+    assert memory._cgroup_available(tmp_path) == 2**62
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._cgroup_available(tmp_path) == 2**62
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("400\n")
+    assert memory._cgroup_available(tmp_path) == 600

@@ -1,0 +1,181 @@
+"""Logits of the decoder against transformers: every position, however the tokens were computed."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_sequences import PagedRunner, PagedSequence
+from parrot.engine.batch import PagedKV, StepBatch
+from parrot.engine.model import LlamaModel
+from tiny_models import write_tiny_model
+
+TOLERANCE = 1e-4
+
+
+@cache
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> LlamaModel:
+    return LlamaModel.load(directory, dtype, "cpu")
+
+
+@cache
+def transformers_logits(directory: Path, ids: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """float32 [len(ids), vocab]."""
+    with torch.no_grad():
+        logits: Tensor = _transformers_model(directory, dtype)(torch.tensor([ids])).logits[0]
+    return logits.float()
+
+
+@cache
+def _transformers_model(directory: Path, dtype: torch.dtype) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+
+
+def random_ids(model: LlamaModel, length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, model.config.vocab_size) for _ in range(length)]
+
+
+def relative_error(logits: Tensor, expected: Tensor) -> float:
+    return float((logits - expected).norm() / expected.norm())
+
+
+def assert_right(directory: Path, sequence: PagedSequence) -> None:
+    expected = transformers_logits(directory, tuple(sequence.ids))
+    assert relative_error(torch.stack(sequence.logits), expected) <= TOLERANCE
+    worst = max(relative_error(a, b) for a, b in zip(sequence.logits, expected, strict=True))
+    assert worst <= TOLERANCE
+
+
+@pytest.fixture(params=["tiny_model", "tiny_mha_model", pytest.param("smollm2_dir", marks=pytest.mark.model)])
+def directory(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+def test_a_whole_prompt_in_one_step(directory: Path) -> None:
+    model, sequence = load(directory), PagedSequence()
+    PagedRunner(model).step((sequence, random_ids(model, 83)))
+    assert_right(directory, sequence)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prefill_in_chunks_of_random_size(directory: Path, seed: int) -> None:
+    model, sequence, rng = load(directory), PagedSequence(), random.Random(seed)
+    runner, ids = PagedRunner(model, seed=seed), random_ids(model, 90, seed)
+    while len(sequence.ids) < len(ids):
+        start = len(sequence.ids)
+        runner.step((sequence, ids[start : start + rng.randint(1, 40)]))
+    assert_right(directory, sequence)
+
+
+def test_decoding_token_by_token(directory: Path) -> None:
+    model, sequence = load(directory), PagedSequence()
+    runner = PagedRunner(model)
+    for token in random_ids(model, 35):
+        runner.step((sequence, [token]))
+    assert_right(directory, sequence)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 31])
+def test_forks_at_any_offset_do_not_disturb_each_other(directory: Path, length: int) -> None:
+    model, parent = load(directory), PagedSequence()
+    runner = PagedRunner(model)
+    runner.step((parent, random_ids(model, 41)))
+    children = [runner.fork(parent, length) for _ in range(3)]
+    runner.step(*[(child, random_ids(model, 5 + i, seed=i)) for i, child in enumerate(children)])
+    runner.step((parent, [7]), *[(child, [11 + i]) for i, child in enumerate(children)])
+    for sequence in (parent, *children):
+        assert_right(directory, sequence)
+
+
+def test_steps_that_mix_prefill_chunks_and_decodes(directory: Path) -> None:
+    model, rng = load(directory), random.Random(3)
+    runner = PagedRunner(model)
+    sequences = [PagedSequence() for _ in range(6)]
+    for step in range(8):
+        active = rng.sample(sequences, rng.randint(2, 6))
+        work = [
+            (s, random_ids(model, rng.choice([1, 1, 1, 6, 17]), seed=step * 10 + i))
+            for i, s in enumerate(active)
+        ]
+        runner.step(*work)
+    assert max(len(sequence.ids) for sequence in sequences) > 32
+    for sequence in sequences:
+        if sequence.ids:
+            assert_right(directory, sequence)
+
+
+def test_bfloat16_is_as_accurate_as_transformers(directory: Path) -> None:
+    model, sequence = load(directory, torch.bfloat16), PagedSequence()
+    runner, ids = PagedRunner(model), random_ids(model, 60)
+    runner.step((sequence, ids[:23]))
+    runner.step((sequence, ids[23:50]))
+    for token in ids[50:]:
+        runner.step((sequence, [token]))
+    exact = transformers_logits(directory, tuple(ids))
+    theirs = relative_error(transformers_logits(directory, tuple(ids), torch.bfloat16), exact)
+    assert relative_error(torch.stack(sequence.logits), exact) <= 1.5 * theirs
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float16, 1e-2)])
+def test_the_same_on_a_gpu(tiny_model: Path, dtype: torch.dtype, tolerance: float) -> None:
+    model, sequences = LlamaModel.load(tiny_model, dtype, "cuda"), [PagedSequence(), PagedSequence()]
+    runner, ids = PagedRunner(model), random_ids(load(tiny_model), 60)
+    runner.step((sequences[0], ids[:20]), (sequences[1], ids[:1]))
+    runner.step((sequences[0], ids[20:50]), (sequences[1], ids[1:2]))
+    sequences.append(runner.fork(sequences[0], 37))
+    runner.step((sequences[0], ids[50:51]), (sequences[1], ids[2:20]), (sequences[2], [5]))
+    for sequence in sequences:
+        expected = transformers_logits(tiny_model, tuple(sequence.ids))
+        assert relative_error(torch.stack(sequence.logits), expected) <= tolerance
+
+
+@pytest.mark.parametrize(
+    "rope_scaling",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=["linear", "llama3"],
+)
+def test_rope_scaling(tmp_path: Path, rope_scaling: dict[str, object]) -> None:
+    directory = write_tiny_model(tmp_path, rope_scaling=rope_scaling)
+    model, sequence = load(directory), PagedSequence()
+    PagedRunner(model).step((sequence, random_ids(model, 150)))
+    assert_right(directory, sequence)
+
+
+def test_only_the_wanted_rows_get_logits(tiny_model: Path) -> None:
+    model = load(tiny_model)
+    ids = random_ids(model, 20)
+    kv = PagedKV.allocate(model.config, 2, torch.float32, "cpu")
+    batch = StepBatch(
+        token_ids=torch.tensor(ids),
+        positions=torch.arange(20),
+        slots=torch.arange(20),
+        query_start=[0, 20],
+        seq_lens=[20],
+        block_tables=torch.tensor([[0, 1]]),
+        logit_rows=torch.tensor([19, 4]),
+    )
+    logits = model.forward(batch, kv)
+    assert logits.dtype == torch.float32
+    assert relative_error(logits, transformers_logits(tiny_model, tuple(ids))[[19, 4]]) <= TOLERANCE
+    batch.logit_rows = torch.empty(0, dtype=torch.int64)
+    assert model.forward(batch, kv).shape == (0, model.config.vocab_size)

@@ -1,0 +1,70 @@
+"""Threads, cores and the parent of an engine process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from parrot.engine.process import num_physical_cores, set_passive_waits
+
+CHILD = """
+import os, sys, time
+from parrot.engine.process import signal_on_parent_death
+signal_on_parent_death(os.getppid(), lambda: os._exit(9))
+print("ready", flush=True)
+time.sleep(60)
+"""
+# The thread that starts the child ends before the process does.
+PARENT = """
+import subprocess, sys, threading, time
+def start():
+    global child
+    child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+    child.stdout.readline()
+thread = threading.Thread(target=start)
+thread.start(); thread.join(); time.sleep(0.2)
+print(child.pid, child.poll(), flush=True)
+time.sleep(60)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_physical_cores_are_no_more_than_the_cpus_it_may_use() -> None:
+    assert 1 <= num_physical_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_what_the_environment_says_about_waits_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.delenv("KMP_BLOCKTIME", raising=False)
+    set_passive_waits()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert os.environ["KMP_BLOCKTIME"] == "0"
+
+
+@pytest.mark.system
+def test_the_death_of_the_parent_is_noticed_and_that_of_its_thread_is_not() -> None:
+    import parrot
+
+    env = {**os.environ, "PYTHONPATH": str(Path(parrot.__file__).parents[1])}
+    command = [sys.executable, "-c", PARENT, CHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) as parent:
+        assert parent.stdout is not None
+        pid, status = parent.stdout.readline().split()
+        assert status == "None"
+        assert is_running(int(pid))
+        parent.kill()
+    deadline = time.monotonic() + 5
+    while is_running(int(pid)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_running(int(pid))

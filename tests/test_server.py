@@ -1,0 +1,38 @@
+"""The listener and the ready file."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from parrot.errors import PortInUse
+from parrot.manager.server import bind_listener, write_ready_file
+
+
+def test_a_hundred_parallel_starts_find_free_ports() -> None:
+    listeners = [bind_listener("127.0.0.1", 0) for _ in range(100)]
+    assert len({listener.getsockname()[1] for listener in listeners}) == 100
+    for listener in listeners:
+        listener.close()
+
+
+def test_a_taken_port_is_a_typed_error_that_names_it() -> None:
+    with bind_listener("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(PortInUse, match=str(port)):
+            bind_listener("127.0.0.1", port)
+
+
+def test_a_bound_port_accepts_before_anything_serves() -> None:
+    with bind_listener("127.0.0.1", 0) as listener:
+        socket.create_connection(listener.getsockname(), timeout=1).close()
+
+
+def test_the_ready_file_appears_whole(tmp_path: Path) -> None:
+    path = tmp_path / "ready.json"
+    write_ready_file(path, "http://127.0.0.1:1", "tcp://127.0.0.1:2")
+    assert json.loads(path.read_text())["url"] == "http://127.0.0.1:1"
+    assert [file.name for file in tmp_path.iterdir()] == ["ready.json"]

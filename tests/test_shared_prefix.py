@@ -1,0 +1,169 @@
+"""SharedPrefixAttention against its float64 twin, on random trees of prefixes (GPU)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("parrot._kernels")
+
+from parrot.kernels.shared_prefix import SharedPrefixAttention, shared_prefix_attention_reference  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+BLOCK = 16
+
+
+class Batch:
+    """Random requests on a random tree; unused slots and table entries are poisoned."""
+
+    def __init__(self, seed, heads, kv_heads, head_dim, dtype, groups, suffix_lens):
+        rng = np.random.default_rng(seed)
+        paths = []
+        for prefix_blocks, count in groups:
+            shared = [object() for _ in range(prefix_blocks)]
+            for _ in range(count):
+                length = int(rng.choice(suffix_lens))
+                own = [object() for _ in range(-(-length // BLOCK))]
+                paths.append((shared + own, prefix_blocks * BLOCK + length))
+        names = list({id(b): b for path, _ in paths for b in path}.values())
+        num_blocks = len(names) + 7
+        order = rng.permutation(num_blocks)
+        block_of = {id(b): int(order[i]) for i, b in enumerate(names)}
+        max_blocks = max(len(path) for path, _ in paths) + 1
+        self.block_tables = np.full((len(paths), max_blocks), -1, dtype=np.int32)
+        self.seq_lens = np.array([length for _, length in paths], dtype=np.int32)
+        used = torch.zeros(num_blocks, BLOCK, dtype=torch.bool)
+        for row, (path, length) in enumerate(paths):
+            self.block_tables[row, : len(path)] = [block_of[id(b)] for b in path]
+            for i in range(len(path)):
+                used[self.block_tables[row, i], : min(BLOCK, length - i * BLOCK)] = True
+        generator = torch.Generator().manual_seed(seed)
+        shape = (num_blocks, BLOCK, kv_heads, head_dim)
+        caches = [torch.randn(shape, generator=generator) for _ in range(2)]
+        for cache in caches:
+            cache[~used] = float("nan")
+        self.key_cache, self.value_cache = (c.to(dtype).cuda() for c in caches)
+        self.query = torch.randn(len(paths), heads, head_dim, generator=generator).to(dtype).cuda()
+
+    def reference(self, scale):
+        tables = torch.from_numpy(self.block_tables).cuda()
+        return shared_prefix_attention_reference(
+            self.query.double(), self.key_cache, self.value_cache, tables, self.seq_lens.tolist(), scale
+        )
+
+
+def make_kernel(batch, kv_heads):
+    n, blocks = batch.block_tables.shape
+    return SharedPrefixAttention(
+        max_requests=n + 3,
+        max_blocks=blocks + 5,
+        num_heads=batch.query.shape[1],
+        num_kv_heads=kv_heads,
+        head_dim=batch.query.shape[2],
+        device=torch.device("cuda", torch.cuda.current_device()),
+    )
+
+
+def relative_error(out, reference):
+    return ((out.double() - reference).norm() / reference.norm()).item()
+
+
+TREES = {
+    "one-request": [(0, 1)],
+    "no-sharing": [(0, 7)],
+    "one-group": [(100, 16)],
+    "unequal-groups": [(40, 1), (64, 5), (4, 3), (0, 2), (129, 70)],
+    "short-prefix": [(1, 9), (3, 2)],
+    "long-prefix": [(2000, 3)],
+}
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 32), (32, 8), (16, 1), (8, 2)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_equals_float64_attention(tree, heads, kv_heads, head_dim, dtype):
+    batch = Batch(
+        7, heads, kv_heads, head_dim, dtype, TREES[tree], [1, 5, 16, 17, 31, 32, 33, 64, 100, 257, 700]
+    )
+    kernel = make_kernel(batch, kv_heads)
+    scale = head_dim**-0.5
+    reference = batch.reference(scale)
+    for share in (True, False):
+        kernel.plan(batch.block_tables, batch.seq_lens, share=share)
+        output = torch.full_like(batch.query, float("nan"))
+        kernel(batch.query, batch.key_cache, batch.value_cache, output, scale)
+        limit = 1e-3 if dtype == torch.float16 else 8e-3
+        assert relative_error(output, reference) <= limit, (share, kernel.num_entries, kernel.num_parts)
+
+
+@pytest.mark.parametrize("offset", range(1, 18))
+def test_suffix_may_end_anywhere_in_a_block(offset):
+    batch = Batch(offset, 8, 8, 128, torch.float16, [(20, 6)], [offset])
+    kernel = make_kernel(batch, 8)
+    kernel.plan(batch.block_tables, batch.seq_lens)
+    output = torch.full_like(batch.query, float("nan"))
+    kernel(batch.query, batch.key_cache, batch.value_cache, output, 0.1)
+    assert relative_error(output, batch.reference(0.1)) <= 1e-3
+
+
+def test_a_plan_gives_the_same_bits_every_time():
+    batch = Batch(3, 32, 8, 128, torch.float16, [(300, 20), (50, 9)], [40, 200, 900])
+    kernel = make_kernel(batch, 8)
+    kernel.plan(batch.block_tables, batch.seq_lens)
+    outputs = []
+    for _ in range(20):
+        output = torch.full_like(batch.query, float("nan"))
+        kernel(batch.query, batch.key_cache, batch.value_cache, output, 0.1)
+        outputs.append(output)
+    assert all(torch.equal(outputs[0], other) for other in outputs[1:])
+
+
+def test_a_graph_captured_on_one_tree_replays_on_another():
+    first = Batch(1, 32, 8, 128, torch.float16, [(30, 12)], [20, 50])
+    second = Batch(2, 32, 8, 128, torch.float16, [(2, 3), (25, 9)], [3, 90])
+    kernel = SharedPrefixAttention(
+        max_requests=12,
+        max_blocks=64,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        device=torch.device("cuda", 0),
+    )
+    blocks = max(len(first.key_cache), len(second.key_cache))
+    keys, values = (torch.zeros(blocks, BLOCK, 8, 128, dtype=torch.float16, device="cuda") for _ in range(2))
+    query, output = torch.zeros_like(first.query), torch.zeros_like(first.query)
+
+    def put(batch):
+        keys[: len(batch.key_cache)], values[: len(batch.key_cache)] = batch.key_cache, batch.value_cache
+        query.copy_(batch.query)
+        kernel.plan(batch.block_tables, batch.seq_lens)
+        output.fill_(float("nan"))
+
+    put(first)
+    kernel(query, keys, values, output, 0.1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel(query, keys, values, output, 0.1)
+    for batch in (second, first):
+        put(batch)
+        graph.replay()
+        assert relative_error(output, batch.reference(0.1)) <= 1e-3
+
+
+def test_wrong_shapes_and_dtypes_are_named():
+    batch = Batch(1, 8, 8, 64, torch.float16, [(3, 2)], [5])
+    kernel = make_kernel(batch, 8)
+    kernel.plan(batch.block_tables, batch.seq_lens)
+    output = torch.empty_like(batch.query)
+    with pytest.raises(ValueError, match="query is"):
+        kernel(batch.query[:1], batch.key_cache, batch.value_cache, output, 0.1)
+    with pytest.raises(ValueError, match=r"key_cache is torch\.bfloat16"):
+        kernel(batch.query, batch.key_cache.bfloat16(), batch.value_cache, output, 0.1)
+    with pytest.raises(ValueError, match=r"seq_lens\[1\]"):
+        kernel.plan(batch.block_tables, np.array([3, 10**6], dtype=np.int32))

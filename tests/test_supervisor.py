@@ -1,0 +1,101 @@
+"""Child processes: started again with back-off, explained, and ended with the manager."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from parrot.config import EngineConfig
+from parrot.manager import supervisor
+from parrot.manager.supervisor import Supervisor, engine_argv
+
+CONFIG = EngineConfig(manager_address="", model="tiny", num_blocks=64)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true"
+        await asyncio.sleep(0.01)
+
+
+def run_script(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Engines are this Python script."""
+    monkeypatch.setattr(supervisor, "engine_argv", lambda _: [sys.executable, "-c", script])
+
+
+def test_the_command_line_carries_every_option_that_is_set() -> None:
+    argv = engine_argv(EngineConfig("tcp://127.0.0.1:1", name="engine-3", num_threads=2))
+    assert argv[:4] == [sys.executable, "-m", "parrot.cli.main", "engine"]
+    options = dict(zip(argv[4:-1:2], argv[5:-1:2], strict=True))
+    assert options["--manager"] == "tcp://127.0.0.1:1"
+    assert (options["--name"], options["--num-threads"]) == ("engine-3", "2")
+    assert "--num-blocks" not in options
+    assert argv[-1] == "--exit-with-parent"
+
+
+def test_an_engine_that_dies_at_start_is_tried_again_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_script(monkeypatch, "import sys; print('no such device', file=sys.stderr); sys.exit(3)")
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.01,))
+    ended: list[int] = []
+
+    def never_joined(pid: int) -> bool:
+        ended.append(pid)
+        return False
+
+    async def scenario() -> None:
+        children = Supervisor([CONFIG], "tcp://127.0.0.1:1", never_joined)
+        children.start()
+        await until(lambda: len(ended) >= 3)
+        assert children.problem is not None
+        assert "2 times in a row" in children.problem or "3 times" in children.problem
+        assert "exit code 3" in children.problem
+        assert "no such device" in children.problem
+        await children.close()
+
+    asyncio.run(scenario())
+    assert len(set(ended)) == len(ended)
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_closing_ends_every_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stubborn: bool) -> None:
+    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" if stubborn else ""
+    marker = tmp_path / "up"
+    run_script(
+        monkeypatch, f"{ignore}import time, pathlib; pathlib.Path({str(marker)!r}).touch(); time.sleep(60)"
+    )
+    monkeypatch.setattr(supervisor, "_TERMINATE_S", 0.3)
+
+    async def scenario() -> None:
+        children = Supervisor([CONFIG], "tcp://127.0.0.1:1", lambda _: False)
+        children.start()
+        await until(marker.exists)
+        process = children._children[0].process
+        assert process is not None
+        started = time.monotonic()
+        await children.close()
+        assert time.monotonic() - started < 3
+        assert process.returncode is not None
+
+    asyncio.run(scenario())
+
+
+def test_a_very_long_line_of_an_engine_does_not_stop_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_script(
+        monkeypatch, "import sys; sys.stderr.write('x' * 10**6 + chr(10) + 'end' + chr(10)); sys.exit(1)"
+    )
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.01,))
+
+    async def scenario() -> None:
+        children = Supervisor([CONFIG], "tcp://127.0.0.1:1", lambda _: False)
+        children.start()
+        await until(lambda: children.problem is not None)
+        assert "end" in str(children.problem)
+        await children.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,151 @@
+"""Transforms: what each operator does, how it fails, and that none can hang or fill the memory."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from pydantic import TypeAdapter
+
+from parrot import api
+from parrot.errors import TransformError, TransformFailed
+from parrot.manager.transforms import Chain, compile_chain
+
+_adapter: TypeAdapter[tuple[api.Transform, ...]] = TypeAdapter(tuple[api.Transform, ...])
+
+
+def chain(*transforms: dict[str, object]) -> Chain:
+    return compile_chain(_adapter.validate_python(transforms), where="F, output 'x'")
+
+
+def apply(text: str, *transforms: dict[str, object], max_bytes: int = 2**23) -> str:
+    return chain(*transforms).apply(text, where="call F, output 'x'", max_bytes=max_bytes)
+
+
+@pytest.mark.parametrize(
+    ("text", "transforms", "expected"),
+    [
+        ("  a b \n", [{"op": "strip"}], "a b"),
+        ("**a**", [{"op": "strip", "chars": "*"}], "a"),
+        ("Answer: 42.", [{"op": "regex", "pattern": r"\d+"}], "42"),
+        ("Answer: 42.", [{"op": "regex", "pattern": r"Answer: (\d+)", "group": 1}], "42"),
+        ("x=é1", [{"op": "regex", "pattern": r"(?P<v>é\d)", "group": "v"}], "é1"),
+        ("a\nb", [{"op": "regex", "pattern": "(?s)a.b"}], "a\nb"),
+        ('{"a": {"b": [1, 2]}}', [{"op": "json", "path": "$.a.b[1]"}], "2"),
+        ('{"a": {"b": "é"}}', [{"op": "json", "path": "$.a"}], '{"b":"é"}'),
+        ('{"a": "text"}', [{"op": "json", "path": "a"}], "text"),
+        ("[1, 2]", [{"op": "json"}], "[1,2]"),
+        ("true", [{"op": "json"}], "true"),
+        ("null", [{"op": "json"}], "null"),
+        ('Sure!\n```json\n{"a": 1}\n```\nDone {"a": 2}', [{"op": "json", "path": "$.a"}], "1"),
+        ('```\n{"a": 3}\n```', [{"op": "json", "path": "$.a"}], "3"),
+        (
+            'Here {not json} is {"a": [1, {"b": "}"}]} and {"a": 2}',
+            [{"op": "json", "path": "$.a"}],
+            '[1,{"b":"}"}]',
+        ),
+        ("a,b,,c", [{"op": "split", "separator": ","}], '["a","b","c"]'),
+        ("a,b,,c", [{"op": "split", "separator": ",", "keep_empty": True}], '["a","b","","c"]'),
+        ("a,b,c", [{"op": "split", "separator": ","}, {"op": "item", "index": -1}], "c"),
+        ('{"k": "v"}', [{"op": "json"}, {"op": "item", "index": "k"}], "v"),
+        ("a,b", [{"op": "split", "separator": ","}, {"op": "join", "separator": " - "}], "a - b"),
+        ('[1, {"a": 2}, "x"]', [{"op": "json"}, {"op": "join", "separator": ";"}], '1;{"a":2};x'),
+        ("v", [{"op": "template", "text": "<{{value}}|{{value}}>"}], "<v|v>"),
+        ("[1.5]", [{"op": "json", "path": "$[0]"}, {"op": "template", "text": "={{value}}"}], "=1.5"),
+        ("kept  ", [], "kept  "),
+    ],
+)
+def test_operators(text: str, transforms: list[dict[str, object]], expected: str) -> None:
+    assert apply(text, *transforms) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "transforms", "reason"),
+    [
+        ("abc", [{"op": "regex", "pattern": r"\d"}], r"transform 0 \(regex\): no match"),
+        ("b", [{"op": "regex", "pattern": "(a)|b", "group": 1}], "took no part"),
+        ("abc", [{"op": "strip"}, {"op": "json"}], r"transform 1 \(json\): no JSON"),
+        ('{"a": 1}', [{"op": "json", "path": "$.b"}], "nothing at"),
+        ("NaN", [{"op": "json"}], "no JSON"),
+        ("a,b", [{"op": "split", "separator": ","}, {"op": "item", "index": 2}], "no item 2 in a list of 2"),
+        ('{"a": 1}', [{"op": "json"}, {"op": "item", "index": "b"}], "no key 'b'"),
+        ("text", [{"op": "item", "index": 0}], "needs a list, not text"),
+        ("[1]", [{"op": "json"}, {"op": "item", "index": "a"}], "needs an object, not a list"),
+        ("text", [{"op": "join"}], "needs a list, not text"),
+        ("[1]", [{"op": "json"}, {"op": "strip"}], "needs text, not a list"),
+        ("5", [{"op": "json"}, {"op": "split", "separator": ","}], "needs text, not a number"),
+        (r'"\ud800"', [{"op": "json"}], "not Unicode text"),
+        (r'"\ud800"', [{"op": "json"}, {"op": "regex", "pattern": "."}], "not Unicode text"),
+        ("[" * 100_000, [{"op": "json"}], "no JSON"),
+        ("," * 100_000, [{"op": "split", "separator": ",", "keep_empty": True}], "100001 items are above"),
+    ],
+)
+def test_a_value_that_does_not_fit_names_operator_index_and_excerpt(
+    text: str, transforms: list[dict[str, object]], reason: str
+) -> None:
+    with pytest.raises(TransformFailed, match=reason) as raised:
+        apply(text, *transforms)
+    assert raised.value.message.startswith("call F, output 'x': transform ")
+    assert "the value was " in raised.value.message
+    assert len(raised.value.message) < 500
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        {"op": "regex", "pattern": "(a"},
+        {"op": "regex", "pattern": r"(?=a)b"},
+        {"op": "regex", "pattern": r"(a)\1"},
+        {"op": "regex", "pattern": "a", "group": 1},
+        {"op": "regex", "pattern": "(?P<x>a)", "group": "y"},
+        {"op": "regex", "pattern": "a", "group": -1},
+        {"op": "regex", "pattern": "((a{0,100}){0,100}){0,100}"},
+        {"op": "json", "path": "$.a["},
+        {"op": "json", "path": ""},
+        {"op": "json", "path": "$.a.`parent`"},
+        {"op": "template", "text": "nothing"},
+    ],
+)
+def test_a_malformed_operator_is_refused_at_submit(transform: dict[str, object]) -> None:
+    with pytest.raises(TransformError, match=rf"F, output 'x': transform 1 \({transform['op']}\)"):
+        chain({"op": "strip"}, transform)
+
+
+def test_equal_chains_have_equal_keys() -> None:
+    assert chain({"op": "strip"}).key == chain({"op": "strip", "chars": None}).key
+    assert chain({"op": "strip"}).key != chain({"op": "strip", "chars": "x"}).key
+    assert chain().key == ""
+
+
+def _noise(length: int) -> str:
+    """Text that no cache of automaton states helps with."""
+    return "".join(random.Random(0).choices("ab", k=length))
+
+
+@pytest.mark.parametrize(
+    ("text", "transforms"),
+    [
+        ("a" * 200_000 + "b", [{"op": "regex", "pattern": "(a+)+$"}]),
+        ("a" * 30_000, [{"op": "regex", "pattern": "(a|aa)+b"}]),
+        (_noise(2**18), [{"op": "regex", "pattern": "(.*a.{999}c|.*b.{998}c|.*a.{997}c)"}]),
+        ("[" * 2**19, [{"op": "json"}]),
+        ('{"a":[' * 100_000, [{"op": "json"}]),
+        ("[" + "1," * 400_000 + "1]", [{"op": "json", "path": "$..*..*..*..x"}]),
+        ("," * 2**22, [{"op": "split", "separator": ",", "keep_empty": True}]),
+        ("v" * 2**20, [{"op": "template", "text": "{{value}}" * 7000}]),
+        ("a" * 1000, [{"op": "template", "text": "{{value}}" * 100}] * 32),
+    ],
+)
+def test_hostile_transforms_fail_within_a_second(text: str, transforms: list[dict[str, object]]) -> None:
+    compiled = chain(*transforms)
+    started = time.process_time()
+    with pytest.raises(TransformFailed):
+        compiled.apply(text, where="call F", max_bytes=2**23)
+    assert time.process_time() - started < 2
+
+
+def test_a_result_above_the_size_limit_fails() -> None:
+    assert apply("é" * 5, {"op": "strip"}, max_bytes=10) == "é" * 5
+    with pytest.raises(TransformFailed, match="above the limit of 9"):
+        apply("é" * 5, {"op": "strip"}, max_bytes=9)

@@ -1,0 +1,117 @@
+"""Loading a model directory: what it holds, and what is said when something in it is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from parrot.engine.weights import ModelConfig, load_weights
+from parrot.errors import ModelFileError
+from tiny_models import write_tiny_model
+
+
+def load(directory: Path) -> None:
+    load_weights(directory, ModelConfig.load(directory), torch.float32, torch.device("cpu"))
+
+
+def change_config(directory: Path, **fields: object) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "model")
+
+
+def test_fuses_the_projections_that_read_one_input(directory: Path) -> None:
+    config = ModelConfig.load(directory)
+    weights = load_weights(directory, config, torch.bfloat16, torch.device("cpu"))
+    tensors = load_file(directory / "model.safetensors")
+    names = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]
+    assert torch.equal(weights.layers[1].qkv, torch.cat([tensors[name] for name in names]).bfloat16())
+    assert weights.layers[1].qkv.shape == ((4 + 2 * 2) * 16, 64)
+    assert weights.head is not weights.embedding
+
+
+def test_a_tied_head_is_the_embedding_itself(tiny_mha_model: Path) -> None:
+    weights = load_weights(
+        tiny_mha_model, ModelConfig.load(tiny_mha_model), torch.float32, torch.device("cpu")
+    )
+    assert weights.head is weights.embedding
+
+
+def test_reads_sharded_files_through_their_index(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    expected = load_weights(directory, ModelConfig.load(directory), torch.float32, torch.device("cpu"))
+    tensors = load_file(path)
+    shards = {"a.safetensors": {}, "b.safetensors": {}}
+    for i, (name, tensor) in enumerate(tensors.items()):
+        shards["ab"[i % 2] + ".safetensors"][name] = tensor
+    for name, shard in shards.items():
+        save_file(shard, directory / name)
+    weight_map = {tensor: name for name, shard in shards.items() for tensor in shard}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    path.unlink()
+    weights = load_weights(directory, ModelConfig.load(directory), torch.float32, torch.device("cpu"))
+    assert torch.equal(weights.layers[0].gate_up, expected.layers[0].gate_up)
+
+
+def test_kv_bytes_per_token(directory: Path) -> None:
+    config = ModelConfig.load(directory)
+    assert config.kv_bytes_per_token(torch.bfloat16) == 2 * 2 * 2 * 16 * 2
+    assert config.kv_bytes_per_token(torch.float32) == 2 * config.kv_bytes_per_token(torch.bfloat16)
+
+
+def test_a_wrong_shape_names_tensor_and_both_shapes(directory: Path) -> None:
+    change_config(directory, intermediate_size=161)
+    with pytest.raises(ModelFileError) as caught:
+        load(directory)
+    for part in ("mlp.gate_proj.weight", "(160, 64)", "(161, 64)", "model.safetensors"):
+        assert part in str(caught.value)
+
+
+def test_a_missing_tensor_is_named(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.self_attn.o_proj.weight"]
+    save_file(tensors, path)
+    with pytest.raises(ModelFileError, match=r"model\.layers\.1\.self_attn\.o_proj\.weight"):
+        load(directory)
+
+
+def test_a_truncated_file_is_named(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelFileError, match=r"model\.safetensors"):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architectures", ["OPTForCausalLM"]),
+        ("hidden_act", "gelu"),
+        ("attention_bias", True),
+        ("rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
+        ("num_key_value_heads", 3),
+        ("hidden_size", "wide"),
+    ],
+)
+def test_what_the_decoder_cannot_run_is_refused(directory: Path, field: str, value: object) -> None:
+    change_config(directory, **{field: value})
+    with pytest.raises(ModelFileError, match=r"config\.json"):
+        ModelConfig.load(directory)
+
+
+def test_a_missing_field_is_named(directory: Path) -> None:
+    path = directory / "config.json"
+    fields = json.loads(path.read_text())
+    del fields["rms_norm_eps"]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(ModelFileError, match="rms_norm_eps"):
+        ModelConfig.load(directory)
