@@ -117,7 +117,8 @@ void bind_prefix_index(py::module_& module) {
                                    int32_view("boundaries", boundaries));
             },
             "domain"_a, "token_ids"_a, "boundaries"_a)
-        .def("__len__", &PrefixIndex::size);
+        .def("__len__", &PrefixIndex::size)
+        .def_property_readonly("num_collisions", &PrefixIndex::num_collisions);
 }
 
 std::unique_ptr<Scheduler> make_scheduler(const py::bytes& hash_key, bool group_placement,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -58,7 +60,8 @@ def test_domains_do_not_see_each_other(index: PrefixIndex) -> None:
     assert index.match(10, ids(1, 2, 3), ids(2, 3)) == [(3, [1]), (2, [1])]
 
 
-def test_polynomial_neighbours_do_not_collide(index: PrefixIndex) -> None:
+def test_polynomial_neighbours_do_not_collide() -> None:
+    index = PrefixIndex(KEY)
     rng = np.random.default_rng(1)
     base = rng.integers(100, 30_000, 24, dtype=np.int32)
     index.insert(1, 0, base, ids(24))
@@ -67,6 +70,15 @@ def test_polynomial_neighbours_do_not_collide(index: PrefixIndex) -> None:
         shifted[position] += 31
         shifted[position + 1] -= 1
         assert index.match(0, shifted, ids(24)) == []
+    assert index.num_collisions == 0
+
+
+def test_hashes_of_close_prefixes_and_domains_differ() -> None:
+    index = PrefixIndex(KEY)
+    prompts = [ids(*head, last) for head in ((), (0,), (0, 0), (1, 0), (0, 0, 0)) for last in range(50)]
+    for owner, (domain, prompt) in enumerate(itertools.product((0, 1, 256, -1), prompts), 1):
+        index.insert(owner, domain, prompt, np.arange(1, len(prompt) + 1, dtype=np.int32))
+    assert index.num_collisions == 0
 
 
 def test_a_forced_collision_of_many_prefixes_stays_exact() -> None:
@@ -76,6 +88,7 @@ def test_a_forced_collision_of_many_prefixes_stays_exact() -> None:
         index.insert(owner, 0, prompt, ids(2, 3))
     for owner, prompt in enumerate(prompts, 1):
         assert index.match(0, prompt, ids(2, 3)) == [(3, [owner]), (2, [owner])]
+    assert index.num_collisions > 0
     for owner in range(1, 61, 2):
         index.remove(owner)
     assert index.match(0, prompts[0], ids(2, 3)) == []

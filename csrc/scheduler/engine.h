@@ -36,6 +36,9 @@ struct Engine {
         return in_flight.empty() || (batch() < cost.max_batch_size && load_tokens < cost.capacity_tokens);
     }
 
+    // One step of a typical batch, to compare engines of unequal speed.
+    double pace_us() const { return cost.step_us(16, 16 * 512); }
+
     int64_t mixing_bound(int64_t latency_capacity_tokens) const {
         return std::min(latency_capacity_tokens, cost.capacity_tokens);
     }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "scheduler/engine.h"
-#include "scheduler/residency.h"
+#include "scheduler/fleet.h"
 #include "scheduler/types.h"
 
 namespace parrot::scheduler {
@@ -21,6 +21,7 @@ struct CallSet {
 
     int32_t num_calls = 0;
     bool latency = false;
+    bool completes_together = false;
     int64_t prompt_tokens = 0;
     int64_t new_tokens = 0;
     double decode_steps = 0;
@@ -29,8 +30,7 @@ struct CallSet {
 
 class EngineFinder {
   public:
-    EngineFinder(const SchedulerOptions& options, const Residency& residency)
-        : options_(options), residency_(residency) {}
+    EngineFinder(const SchedulerOptions& options, const Fleet& fleet) : options_(options), fleet_(fleet) {}
 
     // One candidate per engine, in the order given.
     std::vector<Candidate> evaluate(const CallSet& calls, std::span<Engine* const> engines, int64_t now_us);
@@ -46,14 +46,16 @@ class EngineFinder {
 
     void find_overlaps(const CallSet& calls, std::span<Engine* const> engines);
     Candidate score(const CallSet& calls, const Engine& engine, const Overlap& overlap, int64_t now_us) const;
-    double harm(const CallSet& calls, const Engine& engine, double prefill_us, double added_kv,
+    double harm(const CallSet& calls, const Engine& engine, double compute_us, double added_kv,
                 int64_t now_us) const;
     double lost_capacity(const CallSet& calls, const Engine& engine, int64_t load_after) const;
+    double crowding_of(const CallSet& calls, const Engine& engine) const;
     bool is_admissible(const CallSet& calls, const Engine& engine, const Overlap& overlap) const;
     double weight(bool latency) const;
 
     SchedulerOptions options_;
-    const Residency& residency_;
+    const Fleet& fleet_;
+    double fleet_load_ = 0;          // calls in flight by pace, of all engines
     std::vector<Overlap> overlaps_;  // by engine slot
 };
 

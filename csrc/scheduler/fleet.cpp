@@ -55,6 +55,7 @@ Fleet::Admission Fleet::admit(Call& call, Engine& engine, const Candidate& estim
     call.expected_finish_us = now + estimate.queue_us + estimate.prefill_us + estimate.decode_us;
     engine.expected_finish_sum_us += call.expected_finish_us;
     call.engine = &engine;
+    ++num_in_flight_;
     return admission;
 }
 
@@ -79,6 +80,7 @@ void Fleet::release(Call& call) {
         engine.prefill_until_us = 0;
     }
     call.engine = nullptr;
+    --num_in_flight_;
 }
 
 void Fleet::set_latency(Call& call, bool latency) {

@@ -46,6 +46,7 @@ class Fleet {
     void grow(size_t num_slots) { residency_.grow(num_slots); }
     const Residency& residency() const { return residency_; }
     size_t num_contexts() const { return contexts_.size(); }
+    size_t num_in_flight() const { return num_in_flight_; }
 
     // Throws std::logic_error unless engine counters equal what `calls` say.
     void check_invariants(const std::unordered_map<CallId, std::unique_ptr<Call>>& calls) const;
@@ -65,6 +66,7 @@ class Fleet {
     std::vector<Engine*> ordered_;
     std::vector<int32_t> free_slots_;
     int32_t num_slots_ = 0;
+    size_t num_in_flight_ = 0;
     std::unordered_map<ContextId, Context> contexts_;
 };
 

@@ -1,7 +1,7 @@
 #include "scheduler/placer.h"
 
 #include <algorithm>
-#include <map>
+#include <unordered_map>
 #include <utility>
 
 namespace parrot::scheduler {
@@ -40,8 +40,7 @@ void Placer::place_from(Call& head) {
     for (Call* call : set.calls) call->tried_pass = pass_;
     if (set.calls.size() > 1) {
         place_set(set);
-    } else if (Choice choice = choose(CallSet(head)); choice.engine != nullptr) {
-        choice.call = &head;
+    } else if (const Choice choice = planner_.choose(head, now_us_); choice.engine != nullptr) {
         commit(choice, choice.candidate.prefix_len > 0 ? Reason::kPrefix : Reason::kAlone);
     }
     const bool has_waited_long = now_us_ - head.spec.submit_us >= options_.aging_us;
@@ -63,82 +62,18 @@ Placer::Companions Placer::companions_of(Call& head) const {
     return {{&head}, Reason::kAlone};
 }
 
-// All on one engine, unless they do not fit there or would be done sooner on several.
 void Placer::place_set(const Companions& set) {
     const bool is_group = set.reason == Reason::kGroup;
-    const Choice together = choose(CallSet(set.calls, is_group));
-    if (together.engine == nullptr || fleet_.engines().size() > 1) {
-        const std::vector<Choice> split = try_split(set);
-        const bool is_complete = split.size() == set.calls.size();
-        if (together.engine == nullptr ||
-            (is_complete && split_score(set, split, together.candidate) < together.candidate.score_us)) {
-            std::map<const Engine*, int> members;
-            for (const Choice& choice : split) ++members[choice.engine];
-            if (members.size() > 1) ++counters_.splits;
-            for (const Choice& choice : split) {
-                const bool stands_alone = !is_group && members[choice.engine] == 1;
-                const Reason own = choice.candidate.prefix_len > 0 ? Reason::kPrefix : Reason::kAlone;
-                commit(choice, stands_alone ? own : set.reason);
-            }
-            return;
-        }
+    const size_t num_others = queue_.size() - set.calls.size();
+    const std::vector<Choice> plan = planner_.plan(set.calls, is_group, num_others, now_us_);
+    std::unordered_map<const Engine*, int32_t> num_members;
+    for (const Choice& choice : plan) ++num_members[choice.engine];
+    if (num_members.size() > 1) ++counters_.splits;
+    for (const Choice& choice : plan) {
+        const bool stands_alone = !is_group && num_members[choice.engine] == 1;
+        const Reason own = choice.candidate.prefix_len > 0 ? Reason::kPrefix : Reason::kAlone;
+        commit(choice, stands_alone ? own : set.reason);
     }
-    for (Call* call : set.calls) {
-        commit({call, together.engine, together.candidate, together.decision}, set.reason);
-    }
-}
-
-Placer::Choice Placer::choose(const CallSet& calls) {
-    std::vector<Candidate> candidates = finder_.evaluate(calls, fleet_.engines(), now_us_);
-    const int32_t best = best_admissible(candidates, fleet_.engines());
-    if (best < 0) return {};
-    const auto row = static_cast<size_t>(best);
-    const Candidate candidate = candidates[row];
-    auto decision = std::make_shared<const std::vector<Candidate>>(best_first(std::move(candidates)));
-    return {nullptr, fleet_.engines()[row], candidate, std::move(decision)};
-}
-
-// Each call in turn where it is best off, as if the ones before were there; leaves the engines as they were.
-std::vector<Placer::Choice> Placer::try_split(const Companions& set) {
-    std::vector<Choice> split;
-    std::vector<Fleet::Admission> admissions;
-    for (Call* call : set.calls) {
-        Choice choice = choose(CallSet(*call));
-        if (choice.engine == nullptr) continue;
-        choice.call = call;
-        admissions.push_back(fleet_.admit(*call, *choice.engine, choice.candidate, now_us_));
-        split.push_back(std::move(choice));
-    }
-    for (size_t i = split.size(); i-- > 0;) fleet_.take_back(*split[i].call, admissions[i]);
-    return split;
-}
-
-// Comparable with the score of the set on one engine: a task group ends with its last part, sharers count by
-// their mean. What is computed more than once keeps engines from the other queued calls, each of which waits
-// for its share of it.
-double Placer::split_score(const Companions& set, std::span<const Choice> split, const Candidate& together) {
-    const bool is_group = set.reason == Reason::kGroup;
-    std::map<EngineId, std::vector<Call*>> parts;
-    for (const Choice& choice : split) parts[choice.engine->id].push_back(choice.call);
-    const auto num_calls = static_cast<double>(split.size());
-    double last_us = 0;
-    double mean_us = 0;
-    double harm_us = 0;
-    double repeated_us = -together.prefill_us;
-    for (const auto& [engine_id, calls] : parts) {
-        const CallSet part(calls, is_group);
-        const Candidate candidate = finder_.evaluate(part, *fleet_.find(engine_id), now_us_);
-        const double share = static_cast<double>(calls.size()) / num_calls;
-        const double finish_us = candidate.score_us - candidate.harm_us;
-        last_us = std::max(last_us, finish_us);
-        mean_us += finish_us * share;
-        harm_us += candidate.harm_us * share;
-        repeated_us += candidate.prefill_us;
-    }
-    const double others_per_engine =
-        (static_cast<double>(queue_.size()) - num_calls) / static_cast<double>(fleet_.engines().size());
-    harm_us += std::max(0.0, repeated_us) * others_per_engine / num_calls;
-    return (is_group ? last_us : mean_us) + harm_us;
 }
 
 void Placer::commit(const Choice& choice, Reason reason) {

@@ -1,14 +1,14 @@
 // Algorithm 1 of the paper (section 5.4): queued calls onto engines.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <span>
 #include <vector>
 
 #include "scheduler/call_queue.h"
 #include "scheduler/find_engine.h"
 #include "scheduler/fleet.h"
+#include "scheduler/set_planner.h"
 #include "scheduler/types.h"
 
 namespace parrot::scheduler {
@@ -20,7 +20,8 @@ class Placer {
           fleet_(fleet),
           queue_(queue),
           counters_(counters),
-          finder_(options, fleet.residency()) {}
+          finder_(options, fleet),
+          planner_(fleet, finder_) {}
 
     // Places what can be placed now, in queue order; the rest stays queued.
     std::vector<Placement> run(int64_t now_us);
@@ -29,16 +30,7 @@ class Placer {
     std::vector<Candidate> candidates_of(Call& call, int64_t now_us);
 
   private:
-    using Decision = std::shared_ptr<const std::vector<Candidate>>;
-
-    // A call, the engine meant for it, and its row in the candidates that led there.
-    struct Choice {
-        Call* call = nullptr;
-        Engine* engine = nullptr;
-        Candidate candidate;
-        Decision decision;
-    };
-    // Calls that are placed as one.
+    // Calls that are placed by one decision.
     struct Companions {
         std::vector<Call*> calls;
         Reason reason = Reason::kAlone;
@@ -49,9 +41,6 @@ class Placer {
     void place_from(Call& head);
     Companions companions_of(Call& head) const;
     void place_set(const Companions& set);
-    Choice choose(const CallSet& calls);
-    std::vector<Choice> try_split(const Companions& set);
-    double split_score(const Companions& set, std::span<const Choice> split, const Candidate& together);
     void commit(const Choice& choice, Reason reason);
     void count(Reason reason);
     void hold_engine_for(Call& call);
@@ -61,6 +50,7 @@ class Placer {
     CallQueue& queue_;
     Counters& counters_;
     EngineFinder finder_;
+    SetPlanner planner_;
     uint64_t pass_ = 0;
     int64_t now_us_ = 0;
     std::vector<Placement> placements_;

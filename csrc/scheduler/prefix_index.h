@@ -33,6 +33,7 @@ class PrefixIndex {
 
     // Number of distinct prefixes with an owner.
     size_t size() const { return num_prefixes_; }
+    int64_t num_collisions() const { return table_.num_collisions(); }
 
   private:
     // `slot` is where the owner's record keeps this node, so that both sides are updated in O(1).

@@ -70,6 +70,7 @@ NodeId PrefixTable::find_node(const Hash128& hash, int64_t domain, std::span<con
         const Node& node = nodes_[id];
         const bool same_shape = node.domain == domain && static_cast<size_t>(node.length) == prefix.size();
         if (same_shape && has_content(id, prefix, verified)) return id;
+        ++num_collisions_;
     }
     return kNoNode;
 }

@@ -48,6 +48,8 @@ class PrefixTable {
     // Every NodeId is below this; ids of released nodes are used again.
     size_t num_slots() const { return nodes_.size(); }
     size_t size() const { return nodes_.size() - free_.size(); }
+    // How often a look-up met another prefix of the same hash, which only the comparison told apart.
+    int64_t num_collisions() const { return num_collisions_; }
 
     void check_invariants() const;
 
@@ -74,6 +76,7 @@ class PrefixTable {
     bool constant_hash_;
     std::vector<Node> nodes_;
     std::vector<NodeId> free_;
+    mutable int64_t num_collisions_ = 0;
     std::unordered_map<Hash128, NodeId, Hash128Bucket> first_by_hash_;
 };
 

@@ -158,6 +158,10 @@ void Scheduler::check_invariants() const {
     fleet_.check_invariants(calls_);
     size_t in_flight = 0;
     for (const Engine* engine : fleet_.engines()) in_flight += engine->in_flight.size();
+    if (in_flight != fleet_.num_in_flight()) {
+        throw std::logic_error("the fleet counts " + std::to_string(fleet_.num_in_flight()) +
+                               " calls in flight of " + std::to_string(in_flight));
+    }
     if (in_flight + queue_.size() != calls_.size()) {
         throw std::logic_error(std::to_string(queue_.size()) + " calls queued and " +
                                std::to_string(in_flight) + " in flight are not the " +

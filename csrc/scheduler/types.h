@@ -71,6 +71,8 @@ struct Candidate {
     double decode_us = 0;
     double harm_us = 0;
     double score_us = 0;
+    double step_us = 0;     // one decode step at the resulting batch
+    double compute_us = 0;  // the part of prefill_us that grows with the uncached tokens
 };
 
 struct Counters {

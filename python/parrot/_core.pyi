@@ -134,7 +134,11 @@ class PrefixIndex:
         """Drop the owner's boundaries beyond ``length``."""
     def match(self, domain: int, token_ids: I32, boundaries: I32) -> list[tuple[int, list[int]]]:
         """(boundary, owners) for every boundary that somebody has, longest first."""
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Number of distinct prefixes that have an owner."""
+    @property
+    def num_collisions(self) -> int:
+        """How often a look-up met another prefix of the same hash, which only the comparison told apart."""
 
 class Scheduler:
     """Algorithm 1 (paper section 5.4): events in, placements out. Times are microseconds, given by the caller."""

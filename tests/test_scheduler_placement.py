@@ -1,0 +1,346 @@
+"""Scheduler: Algorithm 1 and admission: which calls go together, where, and what an engine takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from scheduler_harness import Cost, Driver, text
+
+SLOW_PREFILL = Cost(per_prefill_token_us=500.0)
+
+# --- task groups -----------------------------------------------------------------------------------------
+
+
+def test_a_group_with_a_long_prefix_is_placed_together() -> None:
+    driver = Driver.with_engines([SLOW_PREFILL] * 3)
+    driver.submit(99)
+    assert driver.engines_of() == {99: 0}
+    prefix = text(1, 7_000)
+    driver.submit(98, prefix, new=1)
+    assert driver.engines_of() == {98: 1}
+    driver.finish(98, context=5, tokens=7_001)
+    for call_id in range(8):
+        prompt = np.concatenate([prefix, text(10 + call_id, 20)])
+        driver.submit(call_id, prompt, boundaries=[7_000, 7_020], app=1, group=3)
+    placed = driver.schedule()
+    assert {placement.engine_id for placement in placed.values()} == {1}
+    assert {placement.reason for placement in placed.values()} == {"group"}
+    assert placed[0].prefix_len == 7_000
+    assert placed[0].parent_context_id == 5
+    assert driver.load(1) == (8, 7_000 + 8 * 70)
+    assert driver.scheduler.counters()["splits"] == 0
+
+
+def test_a_group_without_a_common_prefix_is_split_when_it_finishes_sooner() -> None:
+    driver = Driver.with_engines([Cost()] * 4)
+    for call_id in range(16):
+        driver.submit(call_id, app=1, group=0)
+    assert Counter(driver.engines_of().values()) == {0: 4, 1: 4, 2: 4, 3: 4}
+    counters = driver.scheduler.counters()
+    assert counters["placed_group"] == 16
+    assert counters["splits"] == 1
+
+
+def test_a_group_that_fits_no_engine_is_split_and_the_rest_waits() -> None:
+    driver = Driver.with_engines([Cost(max_batch_size=3), Cost(max_batch_size=2)])
+    for call_id in range(8):
+        driver.submit(call_id, app=1, group=0)
+    assert Counter(driver.engines_of().values()) == {0: 3, 1: 2}
+    assert driver.scheduler.num_queued == 3
+    assert driver.scheduler.counters()["deferred"] == 3
+    driver.finish(0)
+    assert list(driver.schedule()) == [5]
+
+
+def test_groups_of_two_applications_with_one_number_are_two_groups() -> None:
+    driver = Driver.with_engines([SLOW_PREFILL] * 2)
+    prefixes = {1: text(1, 4_000), 2: text(2, 4_000)}
+    for call_id in range(8):
+        app = 1 + call_id % 2
+        prompt = np.concatenate([prefixes[app], text(10 + call_id, 10)])
+        driver.submit(call_id, prompt, boundaries=[4_000], app=app, arrival=0, group=0)
+    engines = driver.engines_of()
+    assert {engines[call_id] for call_id in (0, 2, 4, 6)} != {engines[call_id] for call_id in (1, 3, 5, 7)}
+    assert driver.load(0)[1] + driver.load(1)[1] == 2 * 4_000 + 8 * 60
+
+
+def test_without_group_placement_members_are_placed_one_by_one() -> None:
+    driver = Driver.with_engines([Cost()] * 2, group_placement=False)
+    for call_id in range(4):
+        driver.submit(call_id, app=1, group=0)
+    assert {placement.reason for placement in driver.schedule().values()} == {"alone"}
+
+
+# --- shared prefixes -------------------------------------------------------------------------------------
+
+
+def test_queued_calls_that_share_a_long_prefix_go_together() -> None:
+    driver = Driver.with_engines([Cost(per_kv_token_us=3.0)] * 4)
+    for engine_id in range(4):
+        driver.submit(100 + engine_id, text(900 + engine_id, 3_000))
+    assert set(driver.engines_of().values()) == {0, 1, 2, 3}
+    prefix = text(1, 6_000)
+    for call_id in range(4):
+        prompt = np.concatenate([prefix, text(10 + call_id, 10)])
+        driver.submit(call_id, prompt, boundaries=[6_000, 6_010])
+    placed = driver.schedule()
+    assert len({placement.engine_id for placement in placed.values()}) == 1
+    assert {placement.reason for placement in placed.values()} == {"sharers"}
+
+
+def test_a_call_goes_where_a_finished_context_has_its_prefix() -> None:
+    driver = Driver.with_engines([Cost()] * 3)
+    prefix = text(1, 2_000)
+    driver.submit(1, text(2, 500))
+    driver.submit(2, prefix)
+    engines = driver.engines_of()
+    driver.finish(1)
+    driver.finish(2, context=7, tokens=2_050)
+    driver.submit(3, np.concatenate([prefix, text(3, 30)]), boundaries=[2_000, 2_030])
+    placement = driver.schedule()[3]
+    assert placement.engine_id == engines[2] == 1
+    assert (placement.parent_context_id, placement.prefix_len, placement.reason) == (7, 2_000, "prefix")
+
+
+def test_a_call_goes_where_a_prompt_in_flight_has_its_prefix() -> None:
+    driver = Driver.with_engines([Cost()] * 3)
+    driver.submit(1)
+    driver.submit(2, text(1, 2_000))
+    assert driver.engines_of(0) == {1: 0, 2: 1}
+    driver.submit(3, np.concatenate([text(1, 2_000), text(3, 30)]), boundaries=[2_000, 2_030], now=100_000)
+    placement = driver.schedule(100_000)[3]
+    assert (placement.engine_id, placement.parent_context_id, placement.prefix_len) == (1, 0, 2_000)
+
+
+def test_the_newest_context_is_the_parent_and_evictions_are_followed() -> None:
+    driver = Driver.with_engines([Cost()])
+    prefix = text(1, 400)
+    for call_id in (1, 2):
+        driver.submit(call_id, prefix, boundaries=[100, 400])
+        driver.schedule()
+        driver.finish(call_id, context=10 + call_id, tokens=450)
+
+    def parent_of(call_id: int) -> tuple[int, int]:
+        driver.submit(call_id, np.concatenate([prefix, text(call_id, 9)]), boundaries=[100, 400, 409])
+        placement = driver.schedule()[call_id]
+        driver.finish(call_id)
+        return placement.parent_context_id, placement.prefix_len
+
+    assert parent_of(3) == (12, 400)
+    driver.scheduler.forget_context(0, 12, 399)
+    assert parent_of(4) == (11, 400)
+    driver.scheduler.forget_context(0, 11, 0)
+    assert parent_of(5) == (12, 100)
+    driver.scheduler.forget_context(0, 12, 50)
+    assert parent_of(6) == (0, 0)
+    driver.scheduler.forget_context(0, 12, 0)
+    driver.scheduler.check_invariants()
+
+
+def test_a_context_holds_no_more_than_its_tokens() -> None:
+    driver = Driver.with_engines([Cost()])
+    driver.submit(1, text(1, 400), boundaries=[100, 300, 400])
+    driver.schedule()
+    driver.finish(1, context=1, tokens=350)
+    driver.submit(2, text(1, 400), boundaries=[100, 300, 400])
+    assert driver.schedule()[2].prefix_len == 300
+
+
+def test_domains_share_nothing() -> None:
+    driver = Driver.with_engines([Cost()])
+    driver.submit(1, text(1, 400), domain=1)
+    driver.submit(2, text(1, 400), domain=2)
+    assert {placement.prefix_len for placement in driver.schedule().values()} == {0}
+    assert driver.load(0) == (2, 900)
+    driver.finish(1, context=1, tokens=450)
+    driver.submit(3, text(1, 400), domain=3)
+    assert driver.schedule()[3].prefix_len == 0
+
+
+def test_without_prefix_affinity_a_prefix_does_not_draw_calls() -> None:
+    driver = Driver.with_engines([Cost()] * 2, prefix_affinity=False)
+    driver.submit(1, text(1, 2_000))
+    driver.submit(2)
+    assert driver.engines_of() == {1: 0, 2: 1}
+    driver.finish(2)
+    driver.submit(3, text(1, 2_000))
+    placement = driver.schedule()[3]
+    assert (placement.engine_id, placement.prefix_len, placement.reason) == (1, 0, "alone")
+
+
+def test_with_every_hash_equal_placements_stay_the_same() -> None:
+    def placements(constant_hash: bool) -> list[tuple[int, int, int, int, str]]:
+        driver = Driver.with_engines([Cost()] * 3, constant_hash=constant_hash)
+        result = []
+        for call_id in range(60):
+            prompt = np.concatenate([text(call_id % 5, 300), text(100 + call_id, 40)])
+            driver.submit(call_id, prompt, boundaries=[128, 300, 340], now=call_id)
+            for placed in driver.schedule(call_id).values():
+                result.append(
+                    (
+                        placed.call_id,
+                        placed.engine_id,
+                        placed.parent_context_id,
+                        placed.prefix_len,
+                        placed.reason,
+                    )
+                )
+            if call_id % 3 == 2:
+                driver.finish(call_id - 2, context=call_id + 1, tokens=390)
+        return result
+
+    assert placements(True) == placements(False)
+
+
+# --- objectives and admission ----------------------------------------------------------------------------
+
+
+def test_one_engine_takes_sixteen_calls_at_once_and_then_the_reader_of_their_results() -> None:
+    driver = Driver.with_engines([Cost(capacity_tokens=8_192)])
+    for call_id in range(16):
+        driver.submit(call_id, text(call_id, 237), app=1, arrival=0, group=0, depth=1, new=25)
+    assert len(driver.schedule()) == 16
+    driver.submit(16, text(99, 500), app=1, arrival=0, latency=True, new=64)
+    assert list(driver.schedule()) == [16]
+    assert driver.scheduler.counters()["deferred"] == 0
+
+
+def test_latency_bound_strangers_share_an_engine_up_to_its_bound() -> None:
+    driver = Driver.with_engines([Cost(max_batch_size=16)])
+    for call_id in range(20):
+        driver.submit(call_id, text(call_id, 250), latency=True)
+    assert list(driver.schedule()) == list(range(16))
+    driver = Driver.with_engines([Cost()], latency_capacity_tokens=3_000)
+    for call_id in range(20):
+        driver.submit(call_id, text(call_id, 250), latency=True)
+    assert list(driver.schedule()) == list(range(10))
+
+
+def test_throughput_work_beside_a_latency_bound_call_stays_within_the_bound() -> None:
+    driver = Driver.with_engines([Cost()], latency_capacity_tokens=2_000)
+    driver.submit(0, text(0, 450), latency=True)
+    for call_id in range(1, 10):
+        driver.submit(call_id, text(call_id, 450))
+    assert list(driver.schedule()) == [0, 1, 2, 3]
+    driver.finish(0)
+    assert list(driver.schedule()) == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_latency_bound_call_goes_to_the_engine_that_is_constrained_already() -> None:
+    """The paper's example: 64,000 tokens of throughput work would have to make room down to 2,000."""
+    driver = Driver.with_engines([Cost(), Cost()], latency_capacity_tokens=2_000)
+    driver.submit(100, text(100, 950), latency=True)
+    assert driver.engines_of() == {100: 0}
+    for call_id in range(32):
+        driver.submit(call_id, text(call_id, 1_950))
+    assert set(driver.engines_of().values()) == {1}
+    assert driver.load(1) == (32, 64_000)
+    driver.finish(31)
+    driver.submit(101, text(101, 450), latency=True)
+    assert driver.engines_of() == {101: 0}
+
+
+def test_the_room_that_a_latency_bound_call_takes_from_others_counts_although_batching_is_free() -> None:
+    slower = Cost(base_us=8_800, per_sequence_us=0, per_kv_token_us=0, per_prefill_token_us=1)
+    faster = Cost(base_us=8_000, per_sequence_us=0, per_kv_token_us=0, per_prefill_token_us=1)
+    for num_residents, expected in ((1, 1), (31, 0)):
+        driver = Driver.with_engines([slower], latency_capacity_tokens=2_000)
+        driver.submit(100, text(100, 450), latency=True)
+        assert driver.engines_of() == {100: 0}
+        driver.add_engine(1, faster)
+        for call_id in range(num_residents):
+            driver.submit(call_id, text(call_id, 1_950))
+        assert set(driver.engines_of().values()) == {1}
+        later = 1_000_000  # every prompt is computed by then
+        driver.submit(101, text(101, 450), latency=True, now=later)
+        assert driver.engines_of(later) == {101: expected}
+
+
+def test_a_first_latency_bound_call_of_any_size_may_join_throughput_work() -> None:
+    driver = Driver.with_engines([Cost()], latency_capacity_tokens=2_000)
+    driver.submit(1)
+    driver.schedule()
+    driver.submit(2, text(2, 5_000), latency=True)
+    driver.submit(3, text(3, 100), latency=True)
+    assert list(driver.schedule()) == [2]
+
+
+def test_a_latency_bound_call_that_is_forced_upon_work_stops_more_from_coming() -> None:
+    driver = Driver.with_engines([Cost(max_batch_size=256)], latency_capacity_tokens=2_000)
+    for call_id in range(31):
+        driver.submit(call_id, text(call_id, 1_950))
+    driver.schedule()
+    assert driver.load(0) == (31, 62_000)
+    driver.submit(100, text(100, 450), latency=True)
+    assert list(driver.schedule()) == [100]
+    driver.submit(200, text(200, 450))
+    for call_id in range(30):
+        assert driver.schedule() == {}
+        driver.finish(call_id)
+    assert driver.load(0) == (2, 2_500)
+    assert driver.schedule() == {}
+    driver.finish(30)
+    assert list(driver.schedule()) == [200]
+
+
+def test_a_label_on_a_running_call_constrains_its_engine() -> None:
+    driver = Driver.with_engines([Cost()], latency_capacity_tokens=1_000)
+    driver.submit(1, text(1, 450))
+    driver.submit(2, text(2, 450))
+    driver.schedule()
+    driver.scheduler.set_objective(1, latency=True, group_id=-1, depth=0)
+    driver.scheduler.check_invariants()
+    driver.submit(3, text(3, 450))
+    assert driver.schedule() == {}
+    driver.scheduler.set_objective(1, latency=False, group_id=-1, depth=0)
+    assert list(driver.schedule()) == [3]
+
+
+def test_without_objective_awareness_an_engine_fills_to_its_capacity() -> None:
+    driver = Driver.with_engines(
+        [Cost(capacity_tokens=2_500)], latency_capacity_tokens=600, objective_aware=False
+    )
+    for call_id in range(8):
+        driver.submit(call_id, text(call_id, 450), latency=call_id == 0)
+    assert list(driver.schedule()) == [0, 1, 2, 3, 4]
+
+
+def test_an_empty_engine_takes_a_call_of_any_size_and_nothing_beside_it() -> None:
+    driver = Driver.with_engines([Cost(capacity_tokens=1_000)])
+    driver.submit(1, text(1, 5_000), latency=True)
+    driver.submit(2)
+    assert list(driver.schedule()) == [1]
+    driver.finish(1)
+    assert list(driver.schedule()) == [2]
+
+
+def test_shared_tokens_count_once_towards_the_capacity() -> None:
+    driver = Driver.with_engines([Cost(capacity_tokens=2_000)])
+    for call_id in range(20):
+        prompt = np.concatenate([text(1, 1_000), text(10 + call_id, 50)])
+        driver.submit(call_id, prompt, boundaries=[1_000, 1_050])
+    assert len(driver.schedule()) == 10
+    assert driver.load(0) == (10, 2_000)
+    driver.finish(0)
+    assert driver.load(0) == (9, 1_900)
+    for call_id in range(1, 10):
+        driver.finish(call_id)
+    assert driver.load(0) == (0, 0)
+
+
+def test_one_latency_bound_call_and_eight_others_do_not_share_an_engine() -> None:
+    driver = Driver.with_engines([Cost()] * 2)
+    for call_id in range(8):
+        driver.submit(call_id)
+    driver.submit(8, latency=True)
+    engines = driver.engines_of()
+    assert engines[8] not in {engines[call_id] for call_id in range(8)}
+    later = Driver.with_engines([Cost()])
+    for call_id in range(8):
+        later.submit(call_id)
+    assert later.engines_of() == dict.fromkeys(range(8), 0)
+    later.add_engine(1, Cost())
+    later.submit(8, latency=True)
+    assert later.engines_of() == {8: 1}
