@@ -116,6 +116,12 @@ def test_a_get_polls_waits_and_wakes(tiny_model: Path) -> None:
         ),
         ("/v1/get", {"session_id": NOBODY, "semantic_var_id": "v", "timeout_ms": -1}, "timeout_ms"),
         ("/v1/get", {"session_id": NOBODY, "semantic_var_id": "v", "criteria": "FAST"}, "criteria"),
+        ("/v1/completions", {"model": "m", "prompt": "a", "stop": ["b"] * 20}, "stop"),
+        (
+            "/v1/chat/completions",
+            {"model": "m", "messages": [{"role": "user", "content": 3}]},
+            "messages.0.content",
+        ),
     ],
 )
 def test_a_malformed_body_is_a_400_that_names_the_field(
@@ -134,6 +140,46 @@ def test_a_body_that_is_no_json_is_a_400(tiny_model: Path, raw: bytes) -> None:
         headers = {"content-type": "application/json"}
         check_error(await client.post("/v1/submit", content=raw, headers=headers), 400, "invalid_request")
         assert (await client.get("/health")).status_code == 200
+
+    run(tiny_model, scenario)
+
+
+def test_a_body_cut_short_names_the_character(tiny_model: Path) -> None:
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        headers = {"content-type": "application/json"}
+        reply = await client.post("/v1/submit", content=b'{"calls": ', headers=headers)
+        error = check_error(reply, 400, "invalid_request")
+        assert (error["param"], "not JSON" in error["message"]) == (None, True)
+        assert "at character 10" in error["message"]
+
+    run(tiny_model, scenario)
+
+
+def test_half_of_a_surrogate_pair_is_refused_in_every_field_with_text(tiny_model: Path) -> None:
+    sid, half, hole = NOBODY, "a\ud800", {"name": "y", "kind": "output"}
+    messages = [{"role": "user", "content": half}]
+    item, group = {"op": "item", "index": half}, {"op": "regex", "pattern": "a", "group": half}
+    bodies: list[tuple[str, dict[str, Any], str]] = [
+        ("set", {"session_id": sid, "semantic_var_id": "v", "value": half}, "value"),
+        ("submit", {"variables": [{"semantic_var_id": "v", "value": half}]}, "variables.0.value"),
+        ("submit", {"calls": [{"prompt": half}]}, "calls.0.prompt"),
+        ("submit", {"calls": [{"prompt": "a", "model": half}]}, "calls.0.model"),
+        ("submit", {"calls": [{"prompt": "a", "function": half}]}, "calls.0.function"),
+        ("submit", {"calls": [{"messages": messages}]}, "calls.0.messages.0.content"),
+        ("submit", {"calls": [{"prompt": "a", "placeholders": [{**hole, "value": half}]}]}, "value"),
+        ("submit", {"calls": [{"prompt": "a", "placeholders": [{**hole, "transforms": [item]}]}]}, "index"),
+        ("submit", {"calls": [{"prompt": "a", "placeholders": [{**hole, "transforms": [group]}]}]}, "group"),
+        ("completions", {"model": "m", "prompt": half}, "prompt"),
+        ("chat/completions", {"model": "m", "messages": messages}, "messages.0.content"),
+    ]
+
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        for route, body, field in bodies:
+            body = {"session_id": sid, **body} if route == "submit" else body
+            headers = {"content-type": "application/json"}
+            reply = await client.post(f"/v1/{route}", content=json.dumps(body), headers=headers)
+            error = check_error(reply, 400, "invalid_request")
+            assert str(error["param"]).endswith(field), error
 
     run(tiny_model, scenario)
 

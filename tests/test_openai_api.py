@@ -127,6 +127,7 @@ def test_message_contents_are_literal_text(tiny_model: Path) -> None:
     [
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
+        ({"extra_body": {"logprobs": 0}}, "logprobs"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),

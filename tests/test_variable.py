@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -40,6 +40,24 @@ def test_only_text_is_a_value() -> None:
             P.SemanticVariable(value)
     with pytest.raises(ValueError, match="is not a name"):
         P.SemanticVariable(name="two words")
+
+
+def test_half_of_a_surrogate_pair_is_refused_where_it_is_written(service: StubService) -> None:
+    half = "a\ud800"
+    declared = P.SemanticVariable(name="goal")
+    plan(declared)
+    uses: list[Callable[[], object]] = [
+        lambda: P.SemanticVariable(half, name="goal"),
+        lambda: P.join([half]),
+        lambda: declared.set(half),
+        lambda: plan(half),
+        lambda: P.template(half + "{{output:x}}")(),
+    ]
+    for use in uses:
+        with pytest.raises(InvalidRequest, match=r"surrogate|unicode"):
+            use()
+    declared.set("Köln")
+    assert declared.get() == "Köln"
 
 
 def test_a_value_that_is_known_needs_no_service(service: StubService) -> None:

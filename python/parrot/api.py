@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+# Any constraint makes pydantic refuse half surrogate pairs, which JSON can carry and UTF-8 cannot.
+Text = Annotated[str, Field(min_length=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,127}$")]
 VarId = Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")]
 RequestId = Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")]
@@ -46,7 +48,7 @@ class Regex(Body):
 
     op: Literal["regex"] = "regex"
     pattern: str = Field(max_length=4096)
-    group: int | str = 0
+    group: int | Text = 0
 
 
 class JsonPath(Body):
@@ -68,7 +70,7 @@ class Item(Body):
     """One item of a list, negative from the end, or one value of an object by key."""
 
     op: Literal["item"] = "item"
-    index: int | str
+    index: int | Text
 
 
 class Join(Body):
@@ -104,7 +106,7 @@ class VariableBody(Body):
     ``transforms``), or merely declared: its producer or value comes later."""
 
     semantic_var_id: VarId
-    value: str | None = None
+    value: Text | None = None
     sources: tuple[SourceBody, ...] | None = Field(default=None, min_length=1, max_length=65536)
     separator: str = Field(default="\n", max_length=256)
     transforms: Transforms = ()
@@ -125,7 +127,7 @@ class PlaceholderBody(Body):
     name: Name
     kind: Literal["input", "output"]
     semantic_var_id: VarId | None = None
-    value: str | None = None
+    value: Text | None = None
     transforms: Transforms = ()
     sampling: SamplingBody | None = None
 
@@ -134,7 +136,7 @@ class MessageBody(Body):
     """One message of a chat prompt; ``content`` is a template."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str
+    content: Text
 
 
 class CallBody(Body):
@@ -142,8 +144,8 @@ class CallBody(Body):
 
     function: Annotated[str, Field(max_length=256)] = ""
     request_id: RequestId | None = None
-    model: str | None = None
-    prompt: str | None = None
+    model: Text | None = None
+    prompt: Text | None = None
     messages: tuple[MessageBody, ...] | None = Field(default=None, min_length=1, max_length=4096)
     placeholders: tuple[PlaceholderBody, ...] = Field(default=(), max_length=4096)
     objective: Criteria | None = None
@@ -210,7 +212,7 @@ class SetBody(Body):
 
     session_id: SessionId
     semantic_var_id: VarId
-    value: str
+    value: Text
 
 
 class CancelBody(Body):

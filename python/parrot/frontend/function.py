@@ -19,7 +19,7 @@ from ..api import CallBody, MessageBody, PlaceholderBody
 from ..errors import DoubleProducer, UnknownPlaceholder
 from .body import build_prompt, has_holes, refuse_typed_result
 from .connection import session_for_call
-from .options import Output, Perf, invalid, refuse, to_perf
+from .options import Output, Perf, check_text, invalid, refuse, to_perf
 from .prompt import Prompt, check_parameters, text_prompt
 from .signature import Parameter, bind, parameters_of
 from .values import Outputs, to_text
@@ -143,10 +143,12 @@ class Function:
     def _argument(self, name: str, value: object) -> SemanticVariable | str:
         if isinstance(value, SemanticVariable):
             return value
+        where = f"{self._where}: argument {name!r}"
         try:
-            return to_text(value)
+            text = to_text(value)
         except TypeError as error:
-            raise TypeError(f"{self._where}: argument {name!r}: {error}") from None
+            raise TypeError(f"{where}: {error}") from None
+        return check_text(text, where)
 
     def _result(self, name: str, variable: object) -> SemanticVariable:
         if variable is None:

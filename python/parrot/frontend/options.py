@@ -101,4 +101,16 @@ def invalid(where: str, error: ValidationError) -> InvalidRequest:
     """A failed validation as :class:`InvalidRequest` that names the field and what was wrong with it."""
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
-    return InvalidRequest(f"{where}: {field} = {first['input']!r}: {first['msg']}", param=field)
+    return InvalidRequest(f"{where}: {field} = {first['input']!r:.200}: {first['msg']}", param=field)
+
+
+def check_text(text: str, where: str) -> str:
+    """``text`` itself; :class:`InvalidRequest` for half of a surrogate pair, which UTF-8 cannot carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{where}: character {error.start} is half of a surrogate pair, not text; read files and bytes "
+            "with errors='replace'",
+        ) from None
+    return text

@@ -24,7 +24,7 @@ from ..errors import (
     error_from_info,
 )
 from . import background
-from .options import Perf, invalid, to_perf
+from .options import Perf, check_text, invalid, to_perf
 
 if TYPE_CHECKING:
     from .session import Session
@@ -54,7 +54,7 @@ class SemanticVariable:
     ``SemanticVariable("text")`` has its value; ``SemanticVariable()`` gets one by :meth:`set` or as the
     output of a call; calls return variables that the service will fill. ``name`` shows up in the session's
     graph. A variable belongs to the session in which it is first used. Raises :class:`TypeError` for a
-    value that is not a string.
+    value that is not a string, :class:`InvalidRequest` for one with half of a surrogate pair.
     """
 
     __slots__ = ("_derivation", "_error", "_producer", "_session", "_submission", "_value", "id", "name")
@@ -69,7 +69,7 @@ class SemanticVariable:
             raise ValueError(f"{name!r} is not a name of up to 64 letters, digits and underscores")
         self.name = name or "var"
         self.id = f"{self.name}-{secrets.token_hex(8)}"
-        self._value = value
+        self._value = value if value is None else check_text(value, f"variable {self.name!r}")
         self._error: ErrorInfo | None = None
         self._derivation: Derivation | None = None
         self._producer: str | None = None
@@ -108,6 +108,7 @@ class SemanticVariable:
         """Give a variable without producer its value. Raises :class:`DoubleProducer` if it has one."""
         if not isinstance(value, str):
             raise TypeError(f"the value of a SemanticVariable is text, not {type(value).__name__}")
+        check_text(value, f"variable {self.name!r}")
         if not self.assignable:
             raise DoubleProducer(f"variable {self.id} cannot be set: it is {self.origin}")
         if self._session is None:

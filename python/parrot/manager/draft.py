@@ -45,7 +45,7 @@ def check_value_size(value: str, what: str, config: ManagerConfig) -> None:
     """Raise :class:`RequestTooLarge` for a value above the limit."""
     limit = config.max_value_bytes
     if len(value) > limit or (4 * len(value) > limit and len(value.encode()) > limit):
-        raise RequestTooLarge(f"{what}: the value is above the limit of {limit} bytes")
+        raise RequestTooLarge(f"{what}: the value is above the limit of {limit} bytes", param="value")
 
 
 def draft_submit(

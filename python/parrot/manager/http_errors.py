@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +30,7 @@ from .disconnect import ClientLeft
 log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it
+_UNION_MEMBER = re.compile(r"(int|str|constrained-str|list\[.*\])\Z")  # what pydantic tried, not a field
 
 
 def error_responses(*classes: type[ParrotError]) -> dict[int | str, dict[str, Any]]:
@@ -98,13 +100,19 @@ def install_error_handlers(app: FastAPI) -> None:
 
 def _invalid_request(errors: Iterable[Any]) -> InvalidRequest:
     """pydantic's findings as one error; ``param`` is the first field, the input itself is not repeated."""
-    findings = [
-        (".".join(str(part) for part in item["loc"] if part != "body"), str(item["msg"])) for item in errors
-    ]
+    findings = [_finding(item) for item in errors]
     message = "; ".join(f"{field or 'body'}: {text}" for field, text in findings[:5])
     if len(findings) > 5:
         message += f"; and {len(findings) - 5} more"
     return InvalidRequest(message, param=(findings[0][0] or None) if findings else None)
+
+
+def _finding(item: Any) -> tuple[str, str]:
+    """The field that one of pydantic's errors is about, and what is wrong with it."""
+    if item["type"] == "json_invalid":
+        return "", f"not JSON: {item['ctx']['error']} at character {item['loc'][-1]}"
+    parts = [str(part) for part in item["loc"] if part != "body"]
+    return ".".join(part for part in parts if not _UNION_MEMBER.match(part)), str(item["msg"])
 
 
 def _http_exception_response(error: HTTPException) -> JSONResponse:

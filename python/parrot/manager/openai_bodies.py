@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..api import SamplingBody
+from ..api import SamplingBody, Text
 from ..errors import UnsupportedParameter
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
@@ -46,7 +46,7 @@ class OpenAIRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str
+    model: Text
     max_tokens: int | None = Field(default=None, ge=1, le=2**20)
     temperature: float | None = Field(default=None, ge=0.0, le=10.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
@@ -59,7 +59,7 @@ class OpenAIRequest(BaseModel):
     def refuse_unsupported(self) -> None:
         """Raise :class:`UnsupportedParameter` for the first parameter that would change the answer."""
         for name, value in (self.model_extra or {}).items():
-            if value is None or name in _HARMLESS or value in _NEUTRAL.get(name, ()):
+            if value is None or name in _HARMLESS or _is_neutral(name, value):
                 continue
             raise UnsupportedParameter(
                 f"{name} = {value!r:.100} is not supported by this version", param=name
@@ -89,17 +89,25 @@ class OpenAIRequest(BaseModel):
         )
 
 
+def _is_neutral(name: str, value: object) -> bool:
+    """Whether a parameter says what happens anyway; ``logprobs`` 0 asks for something, though 0 == False."""
+    return any(
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+        for neutral in _NEUTRAL.get(name, ())
+    )
+
+
 class CompletionRequest(OpenAIRequest):
     """``POST /v1/completions``. Control strings in the prompt become control tokens; ids are taken as is."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Text | list[Text] | list[int] | list[list[int]]
 
 
 class TextPart(BaseModel):
     """A part of a message's content; only text is served."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ChatMessage(BaseModel):
@@ -107,7 +115,7 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: Text | Annotated[list[TextPart], Field(min_length=1)]
 
     @property
     def text(self) -> str:
