@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -type f)
 NATIVE_TESTS := $(wildcard tests/test_context_tree.py tests/test_core_*.py tests/test_prefix_*.py \
-	tests/test_scheduler.py tests/test_scheduler_quality.py tests/test_attention_plan.py)
+	tests/test_scheduler*.py tests/test_attention_plan.py)
 
 # An environment whose interpreter no longer starts (moved, or python was replaced) is begun again.
 ifneq ($(wildcard $(STAMPS)),)
@@ -42,7 +42,7 @@ endef
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
-demo: $(STAMPS)/build $(STAMPS)/model ## serve a real application on this machine and draw where its time went
+demo: $(STAMPS)/model $(STAMPS)/build ## serve a real application on this machine and draw where its time went
 	@$(VENV)/bin/parrot demo
 
 test: lint unit sanitize ## lint, types, all tests, and the native tests under sanitizers
@@ -52,7 +52,7 @@ lint: $(STAMPS)/build ## ruff, clang-format, mypy strict
 	&& find csrc -name '*.[chp]*' -o -name '*.cu*' | xargs $(VENV)/bin/clang-format --dry-run -Werror \
 	&& $(PY) -m mypy)
 
-unit: $(STAMPS)/build $(STAMPS)/model ## pytest, system tests included
+unit: $(STAMPS)/model $(STAMPS)/build ## pytest, system tests included
 	$(call timed,tests,$(PY) -m pytest -q --durations=5)
 
 sanitize: $(STAMPS)/sanitize ## the native tests against a core built with ASan and UBSan
@@ -60,7 +60,7 @@ sanitize: $(STAMPS)/sanitize ## the native tests against a core built with ASan 
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	$(PY) -m pytest -q -p tests.native_build --timeout 600 $(NATIVE_TESTS))
 
-bench: $(STAMPS)/build $(STAMPS)/model ## the quick form of every benchmark
+bench: $(STAMPS)/model $(STAMPS)/build ## the quick form of every benchmark
 	@$(PY) -m bench apps-cpu --quick
 
 wheel: $(STAMPS)/deps ## a wheel in dist/
@@ -73,7 +73,7 @@ format: $(STAMPS)/deps ## rewrite the sources in the project's format
 clean: ## remove everything that was built, .venv included
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-setup: $(STAMPS)/build $(STAMPS)/model ## only the set-up
+setup: $(STAMPS)/model $(STAMPS)/build ## only the set-up
 
 # --- set-up steps -------------------------------------------------------------------------------------------
 
