@@ -123,6 +123,22 @@ def test_a_silent_engine_is_lost_and_one_that_beats_is_not() -> None:
     with_registry(scenario)
 
 
+def test_an_engine_that_stays_silent_has_hung_until_it_registers_again() -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        silent = peer()
+        await silent.send(register("e1", "silent"))
+        await until(lambda: len(events.lost) == 1)
+        pid = events.joined[0].registration.pid
+        assert not registry.has_hung(pid)
+        await until(lambda: registry.has_hung(pid), timeout_s=3)
+        assert not registry.has_hung(pid + 1)
+        await silent.send(register("e1", "silent"))
+        await until(lambda: len(registry.alive) == 1)
+        assert not registry.has_hung(pid)
+
+    with_registry(scenario)
+
+
 def test_a_new_epoch_under_an_old_name_means_that_the_old_engine_died() -> None:
     async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
         first, second = peer(), peer()

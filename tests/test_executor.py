@@ -73,6 +73,39 @@ def test_calls_wait_for_the_first_engine(tiny_model: Path) -> None:
     run(tiny_model, scenario)
 
 
+def test_calls_that_wait_for_an_engine_that_does_not_start_end_with_its_words(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        session = manager.submit(*CHAIN)
+        waiting = asyncio.create_task(manager.get(session, "a"))
+        await asyncio.sleep(0.01)
+        manager.executor.engines_do_not_start("engine-0 does not come up: no such device")
+        with pytest.raises(errors.Unavailable, match="no such device"):
+            await waiting
+        with pytest.raises(errors.UpstreamFailed):
+            await manager.get(session, "c")
+        with pytest.raises(errors.Unavailable, match="no such device"):
+            manager.submit(*CHAIN)
+        manager.check_at_rest()
+        await manager.add_engine(last_word)
+        assert await manager.get(manager.submit(*CHAIN), "c") == "hello!!!"
+
+    run(tiny_model, scenario)
+
+
+def test_one_living_engine_is_enough(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(held=True)
+        session = manager.submit(*CHAIN)
+        await until(lambda: len(engine.dispatches) == 1)
+        manager.executor.engines_do_not_start("engine-1 does not come up")
+        engine.held, engine.reply = False, last_word
+        await engine.answer(engine.dispatches[0])
+        assert await manager.get(session, "c") == "hello!!!"
+        assert await manager.get(manager.submit(*CHAIN), "c") == "hello!!!"
+
+    run(tiny_model, scenario)
+
+
 def test_calls_of_a_lost_engine_run_again_elsewhere(tiny_model: Path) -> None:
     async def scenario(manager: Manager) -> None:
         first = await manager.add_engine(held=True)

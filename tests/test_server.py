@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parrot.errors import PortInUse
+from parrot.errors import ConfigError, PortInUse
 from parrot.manager.server import bind_listener, write_ready_file
 
 
@@ -36,3 +36,8 @@ def test_the_ready_file_appears_whole(tmp_path: Path) -> None:
     write_ready_file(path, "http://127.0.0.1:1", "tcp://127.0.0.1:2")
     assert json.loads(path.read_text())["url"] == "http://127.0.0.1:1"
     assert [file.name for file in tmp_path.iterdir()] == ["ready.json"]
+
+
+def test_a_ready_file_that_cannot_be_written_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing/ready\.json cannot be written"):
+        write_ready_file(tmp_path / "missing" / "ready.json", "http://127.0.0.1:1", "tcp://127.0.0.1:2")

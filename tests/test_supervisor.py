@@ -29,6 +29,16 @@ def run_script(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(supervisor, "engine_argv", lambda _: [sys.executable, "-c", script])
 
 
+def supervise(
+    on_exit: Callable[[int], bool] = lambda _: False,
+    is_hung: Callable[[int], bool] = lambda _: False,
+    on_hopeless: Callable[[str], None] = lambda _: None,
+) -> Supervisor:
+    return Supervisor(
+        [CONFIG], "tcp://127.0.0.1:1", on_exit=on_exit, is_hung=is_hung, on_hopeless=on_hopeless
+    )
+
+
 def test_the_command_line_carries_every_option_that_is_set() -> None:
     argv = engine_argv(EngineConfig("tcp://127.0.0.1:1", name="engine-3", num_threads=2))
     assert argv[:4] == [sys.executable, "-m", "parrot.cli.main", "engine"]
@@ -49,7 +59,7 @@ def test_an_engine_that_dies_at_start_is_tried_again_and_explained(monkeypatch: 
         return False
 
     async def scenario() -> None:
-        children = Supervisor([CONFIG], "tcp://127.0.0.1:1", never_joined)
+        children = supervise(never_joined)
         children.start()
         await until(lambda: len(ended) >= 3)
         assert children.problem is not None
@@ -72,7 +82,7 @@ def test_closing_ends_every_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(supervisor, "_TERMINATE_S", 0.3)
 
     async def scenario() -> None:
-        children = Supervisor([CONFIG], "tcp://127.0.0.1:1", lambda _: False)
+        children = supervise()
         children.start()
         await until(marker.exists)
         process = children._children[0].process
@@ -92,10 +102,75 @@ def test_a_very_long_line_of_an_engine_does_not_stop_the_supervisor(monkeypatch:
     monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.01,))
 
     async def scenario() -> None:
-        children = Supervisor([CONFIG], "tcp://127.0.0.1:1", lambda _: False)
+        children = supervise()
         children.start()
         await until(lambda: children.problem is not None)
         assert "end" in str(children.problem)
+        await children.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_fails_to_start_again_is_reported_as_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_script(monkeypatch, "import sys; print('no such device', file=sys.stderr); sys.exit(2)")
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.01,))
+    reasons: list[str] = []
+
+    async def scenario() -> None:
+        children = supervise(on_hopeless=reasons.append)
+        children.start()
+        await until(lambda: len(reasons) >= 2)
+        await children.close()
+
+    asyncio.run(scenario())
+    assert "ended 2 times in a row" in reasons[0]
+    assert "no such device" in reasons[0]
+
+
+def test_an_engine_that_had_joined_is_no_failed_start_however_short_it_lived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_script(monkeypatch, "import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.01,))
+    ended: list[int] = []
+    reasons: list[str] = []
+
+    def joined(pid: int) -> bool:
+        ended.append(pid)
+        return True
+
+    async def scenario() -> None:
+        children = supervise(joined, on_hopeless=reasons.append)
+        children.start()
+        await until(lambda: len(ended) >= 4)
+        assert children.problem is None
+        await children.close()
+
+    asyncio.run(scenario())
+    assert not reasons
+
+
+def test_a_hung_engine_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_script(monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.01,))
+    monkeypatch.setattr(supervisor, "_HUNG_CHECK_S", 0.02)
+    hung: set[int] = set()
+    ended: list[int] = []
+
+    def joined(pid: int) -> bool:
+        ended.append(pid)
+        return True
+
+    async def scenario() -> None:
+        children = supervise(joined, is_hung=hung.__contains__)
+        children.start()
+        await until(lambda: children._children[0].process is not None)
+        process = children._children[0].process
+        assert process is not None
+        hung.add(process.pid)
+        await until(lambda: ended == [process.pid])
+        assert process.returncode == -9
+        await until(lambda: children._children[0].process is not None)
         await children.close()
 
     asyncio.run(scenario())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..errors import SetupError
 from .weights import ModelConfig
 
 BLOCK_SIZE = 16
@@ -40,13 +41,21 @@ class PagedKV:
     def allocate(
         cls, config: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device | str
     ) -> PagedKV:
-        """Zeroed tensors for ``num_blocks`` blocks of every layer."""
+        """Zeroed tensors for ``num_blocks`` blocks of every layer. Raises :class:`SetupError`."""
         shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
 
         def per_layer() -> list[Tensor]:
             return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
 
-        return cls(k=per_layer(), v=per_layer())
+        try:
+            return cls(k=per_layer(), v=per_layer())
+        except RuntimeError:  # what torch raises when memory is short, with a trace of its own
+            size = num_blocks * BLOCK_SIZE * config.kv_bytes_per_token(dtype) / 2**30
+            raise SetupError(
+                f"num_blocks = {num_blocks}: {size:.1f} GiB of KV cache cannot be allocated on {device}; "
+                "give fewer, or none to have them sized from free memory",
+                param="num_blocks",
+            ) from None
 
     def copy_slots(self, copies: Tensor) -> None:
         """Carry out copy-on-write: ``copies`` int32 [n, 3] of (source block, destination block, number of

@@ -27,6 +27,7 @@ from .clock import ClockOffset, now_us
 log = logging.getLogger(__name__)
 _MAX_FRAME_BYTES = 256 * 2**20
 _MAX_INVITED = 4096
+_HUNG_AFTER_LOSSES = 3  # times the silence after which an engine is lost
 
 
 @dataclass(slots=True, eq=False)
@@ -157,6 +158,14 @@ class EngineRegistry:
         for engine in lives:
             self._lose(engine, "its process ended")
         return bool(lives)
+
+    def has_hung(self, pid: int) -> bool:
+        """Whether the engine of this process was lost so long ago that it will not come back by itself."""
+        latest = time.monotonic() - _HUNG_AFTER_LOSSES * self._config.lost_after_s
+        return any(
+            engine.registration.pid == pid and not engine.alive and engine.last_seen < latest
+            for engine in self._engines.values()
+        )
 
     def views(self) -> tuple[EngineView, ...]:
         """Newest life of every name."""

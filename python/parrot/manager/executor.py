@@ -43,6 +43,7 @@ class Executor:
         self.prompts = PromptBuilder(tokenizer)
         self.history = History()
         self.refusal: str | None = None  # why no work is taken any more
+        self._no_engine: str | None = None  # why none will come
         self._tokenizer = tokenizer
         self._registry = registry
         self.scheduler = SchedulerBridge(config.scheduler)
@@ -117,6 +118,8 @@ class Executor:
         """Raise :class:`Unavailable` or :class:`Overloaded` if so many calls cannot be taken now."""
         if self.refusal is not None:
             raise Unavailable(self.refusal)
+        if num_calls and self._no_engine is not None:
+            raise Unavailable(self._no_engine)
         limit = self.config.max_queued_calls
         if self._num_live + num_calls > limit:
             raise Overloaded(f"{self._num_live} calls are unfinished, the limit is {limit}; try again later")
@@ -187,6 +190,7 @@ class Executor:
 
     def engine_joined(self, engine: Engine) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
+        self._no_engine = None
         self.dispatcher.engine_joined(engine)
 
     def engine_lost(self, engine: Engine, reason: str) -> None:
@@ -194,6 +198,19 @@ class Executor:
         log.info("%d calls were with engine %s (%s)", engine.num_dispatched, engine.name, reason)
         self._contexts.engine_lost(engine.engine_id)
         self.dispatcher.engine_lost(engine)
+
+    def engines_do_not_start(self, reason: str) -> None:
+        """No engine is there and starting one fails: what waits for one ends with :class:`Unavailable`, and
+        so do new calls until one joins."""
+        if self._registry.alive:
+            return
+        self._no_engine = reason
+        error = Unavailable(reason).to_info()
+        for application in list(self._applications.values()):
+            for call in list(application.session.graph.live.values()):
+                if call.state is CallState.QUEUED:
+                    self.call_failed(call, error)
+        self.turn()
 
     def engine_replied(self, engine: Engine, replies: tuple[wire.Reply, ...]) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""

@@ -19,7 +19,7 @@ import uvloop
 from fastapi import FastAPI
 
 from ..config import EngineConfig, ManagerConfig
-from ..errors import PortInUse
+from ..errors import ConfigError, PortInUse
 from ..models import resolve_model
 from ..tokenizer import Tokenizer
 from .app import create_app
@@ -103,8 +103,14 @@ class _Manager:
 
     async def run(self, parent_pipe: bool) -> None:
         registry = EngineRegistry(self._config)
-        supervisor = Supervisor(self._engine_configs, registry.address, registry.process_ended)
         self._executor = Executor(self._config, self._tokenizer, registry)
+        supervisor = Supervisor(
+            self._engine_configs,
+            registry.address,
+            on_exit=registry.process_ended,
+            is_hung=registry.has_hung,
+            on_hopeless=self._executor.engines_do_not_start,
+        )
         self._service = Service(self._executor)
         registry.start(self._executor)
         self._service.start()
@@ -165,11 +171,18 @@ class _Manager:
 
 
 def write_ready_file(path: Path, url: str, engine_address: str) -> None:
-    """Atomically: whoever sees the file sees all of it."""
+    """Atomically: whoever sees the file sees all of it. Raises :class:`ConfigError`."""
     body = json.dumps({"url": url, "engine_address": engine_address, "pid": os.getpid()})
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(body)
-    temporary.replace(path)
+    try:
+        temporary.write_text(body)
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"ready_file = {path} cannot be written ({error.strerror}); name a file in a directory that "
+            "exists and is yours",
+            param="ready_file",
+        ) from None
 
 
 def _wait_for_eof(loop: asyncio.AbstractEventLoop, stop: Callable[[float], None]) -> None:

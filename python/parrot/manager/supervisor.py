@@ -19,6 +19,8 @@ _BACKOFF_S = (0.2, 1.0, 3.0, 10.0, 30.0)
 _TERMINATE_S = 3.0
 _MAX_LINE_BYTES = 64 * 1024
 _NUM_LAST_LINES = 12
+_HOPELESS_STARTS = 2
+_HUNG_CHECK_S = 1.0
 
 
 def engine_argv(config: EngineConfig) -> list[str]:
@@ -46,18 +48,31 @@ class _Child:
     config: EngineConfig
     process: asyncio.subprocess.Process | None = None
     num_failures: int = 0  # lives in a row that never joined, or were short
+    num_failed_starts: int = 0  # lives in a row that never joined
     last_exit: str = ""
     last_words: deque[str] = field(default_factory=deque)  # of the life that ended last
 
 
 class Supervisor:
-    """Keeps one process per engine configuration alive. ``on_exit`` is told the id of a process that ended,
-    and says whether that engine had ever joined."""
+    """Keeps one process per engine configuration alive.
+
+    ``on_exit`` is told the id of a process that ended, and says whether that engine had ever joined;
+    ``is_hung`` says of a process that it will not answer again, so that it is killed and replaced;
+    ``on_hopeless`` is told why, whenever a start fails and all engines have failed to start repeatedly.
+    """
 
     def __init__(
-        self, engines: Sequence[EngineConfig], manager_address: str, on_exit: Callable[[int], bool]
+        self,
+        engines: Sequence[EngineConfig],
+        manager_address: str,
+        *,
+        on_exit: Callable[[int], bool],
+        is_hung: Callable[[int], bool],
+        on_hopeless: Callable[[str], None],
     ) -> None:
         self._on_exit = on_exit
+        self._is_hung = is_hung
+        self._on_hopeless = on_hopeless
         self._children = [
             _Child(replace(config, manager_address=manager_address, exit_with_parent=True))
             for config in engines
@@ -83,9 +98,12 @@ class Supervisor:
     def problem(self) -> str | None:
         """Why an engine does not come up, with the end of what it printed; None while nothing is known."""
         for child in self._children:
-            if child.num_failures:
+            if child.num_failed_starts:
+                times = (
+                    "once" if child.num_failed_starts == 1 else f"{child.num_failed_starts} times in a row"
+                )
                 return (
-                    f"{child.config.name} does not come up, it ended {child.num_failures} times in a row "
+                    f"{child.config.name} does not come up, it ended {times} "
                     f"({child.last_exit}): {' | '.join(child.last_words)}"
                 )
         return None
@@ -102,6 +120,8 @@ class Supervisor:
             lived_s = time.monotonic() - started
             is_failure = not has_joined or lived_s < _QUICK_DEATH_S
             child.num_failures = child.num_failures + 1 if is_failure else 0
+            child.num_failed_starts = 0 if has_joined else child.num_failed_starts + 1
+            self._report_hopeless()
             pause_s = _BACKOFF_S[min(child.num_failures, len(_BACKOFF_S) - 1)]
             log.warning(
                 "%s ended (%s) after %.1f s; starting it again in %.1f s",
@@ -111,6 +131,18 @@ class Supervisor:
                 pause_s,
             )
             await asyncio.sleep(pause_s)
+
+    def _report_hopeless(self) -> None:
+        problem = self.problem
+        if problem and all(child.num_failed_starts >= _HOPELESS_STARTS for child in self._children):
+            self._on_hopeless(problem)
+
+    async def _kill_when_hung(self, process: asyncio.subprocess.Process) -> None:
+        while not self._is_hung(process.pid):
+            await asyncio.sleep(_HUNG_CHECK_S)
+        log.warning("process %d does not answer any more; it is killed and replaced", process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
     async def _run_once(self, child: _Child) -> bool:
         """One life of a process; whether it joined."""
@@ -129,8 +161,12 @@ class Supervisor:
         log.info("%s started as process %d", child.config.name, process.pid)
         assert process.stderr is not None
         last_words: deque[str] = deque(maxlen=_NUM_LAST_LINES)
-        await _pass_on(process.stderr, last_words)
-        code = await process.wait()
+        watch = asyncio.create_task(self._kill_when_hung(process))
+        try:
+            await _pass_on(process.stderr, last_words)
+            code = await process.wait()
+        finally:
+            watch.cancel()
         child.process = None
         child.last_exit = f"signal {-code}" if code < 0 else f"exit code {code}"
         child.last_words = last_words
