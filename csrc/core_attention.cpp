@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "kvcache/attention_plan.hpp"
+#include "kvcache/attention_plan.h"
 
 namespace py = pybind11;
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kvcache/context_tree.hpp"
+#include "kvcache/context_tree.h"
 
 namespace py = pybind11;
 

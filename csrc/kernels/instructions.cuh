@@ -91,8 +91,8 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
     }
 }
 
-// D += A * B on Hopper's tensor cores: A 64 x 16 in registers, B 16 x 64 in shared memory (a descriptor),
-// asynchronous.
+// D += A * B on Hopper's tensor cores: A 64 x 16 in registers, B 16 x 64 or 16 x 128 in shared memory (a
+// descriptor), asynchronous.
 template <typename T, bool kTransposed>
 __device__ inline void wgmma(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, int accumulate) {
 #define PARROT_WGMMA(TYPE)                                                                                  \
@@ -116,6 +116,36 @@ __device__ inline void wgmma(float (&d)[8][4], const uint32_t (&a)[4], uint64_t 
     }
 #undef PARROT_WGMMA
 }
+
+template <typename T, bool kTransposed>
+__device__ inline void wgmma(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+#define PARROT_WGMMA(TYPE)                                                                                  \
+    asm volatile(                                                                                           \
+        "{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"                                                          \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                                        \
+        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
+        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "   \
+        "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "   \
+        "%59, %60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }\n"                            \
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),         \
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),         \
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),         \
+          "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),         \
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),         \
+          "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),         \
+          "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),       \
+          "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),   \
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]),   \
+          "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),   \
+          "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])                                    \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposed ? 1 : 0))
+    if constexpr (Packed<T>::kIsHalf) {
+        PARROT_WGMMA("f16");
+    } else {
+        PARROT_WGMMA("bf16");
+    }
+#undef PARROT_WGMMA
+}
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
 // All products that this warp group has begun, but the last kPending, are in their registers.
@@ -125,11 +155,11 @@ __device__ inline void finish_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 #endif
 }
-// Describes a column of 64 elements of a tile: rows of 128 bytes, 128-byte swizzle, 1024 bytes per eight
-// rows.
-__device__ inline uint64_t matrix_descriptor(uint32_t address) {
-    return uint64_t((address & 0x3ffff) >> 4) | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 |
-           uint64_t(1) << 62;
+// Describes the columns of 64 elements of a tile: rows of 128 bytes, 128-byte swizzle, 1024 bytes per eight
+// rows; columns lie `column_bytes` apart. Adding bytes / 16 moves it.
+__device__ inline uint64_t matrix_descriptor(uint32_t address, uint32_t column_bytes) {
+    return uint64_t((address & 0x3ffff) >> 4) | uint64_t(column_bytes >> 4) << 16 |
+           uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
 
 }  // namespace parrot

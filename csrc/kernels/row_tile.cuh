@@ -14,10 +14,10 @@ namespace parrot {
 template <typename T, int kHeadDim>
 struct RowTile {
     uint32_t query[kHeadDim / 16][4];
-    float output[kHeadDim / 64][8][4];
+    float output[kHeadDim / 8][4];
     float row_max[2];
-    float row_sum[2];
-    float factor[2];  // what the last weigh() asks the result so far to be multiplied by
+    float row_sum[2];  // of this thread's columns
+    float factor[2];   // what the last weigh() asks the result so far to be multiplied by
 
     __device__ void load_query(const SharedPrefixAttentionParams& p, const WorkItem& item, int first_row) {
         const int lane = threadIdx.x % 32, group = p.num_heads / p.num_kv_heads;
@@ -43,7 +43,7 @@ struct RowTile {
         }
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n) {
-            for (int i = 0; i < 4; ++i) output[n / 8][n % 8][i] = 0.0f;
+            for (int i = 0; i < 4; ++i) output[n][i] = 0.0f;
         }
         row_max[0] = row_max[1] = -INFINITY;
         row_sum[0] = row_sum[1] = 0.0f;
@@ -54,11 +54,11 @@ struct RowTile {
     // ended after finish_products().
     __device__ void multiply_keys(float (&scores)[kTileTokens / 8][4], uint32_t keys) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+        const uint64_t matrix = matrix_descriptor(keys, kHalfBytes);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < kHeadDim / 16; ++k) {
-            wgmma<T, false>(scores, query[k], matrix_descriptor(keys + k / 4 * kHalfBytes + k % 4 * 32),
-                            k > 0);
+            wgmma<T, false>(scores, query[k], matrix + (k / 4 * kHalfBytes + k % 4 * 32) / 16, k > 0);
         }
         wgmma_commit();
 #else
@@ -106,7 +106,7 @@ struct RowTile {
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) output[n / 8][n % 8][i] *= factor[i / 2];
+            for (int i = 0; i < 4; ++i) output[n][i] *= factor[i / 2];
         }
     }
 
@@ -126,14 +126,11 @@ struct RowTile {
     // Adds the product of the weights with one tile's values to the result; may run on like multiply_keys.
     __device__ void multiply_values(const uint32_t (&weights)[kTileTokens / 16][4], uint32_t values) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+        const uint64_t matrix = matrix_descriptor(values, kHalfBytes);
         wgmma_fence();
 #pragma unroll
         for (int n = 0; n < kTileTokens / 16; ++n) {
-#pragma unroll
-            for (int half = 0; half < kHeadDim / 64; ++half) {
-                wgmma<T, true>(output[half], weights[n],
-                               matrix_descriptor(values + half * kHalfBytes + n * 16 * 128), 1);
-            }
+            wgmma<T, true>(output, weights[n], matrix + n * 16 * 128 / 16, 1);
         }
         wgmma_commit();
 #else
@@ -145,8 +142,8 @@ struct RowTile {
             for (int d = 0; d < kHeadDim / 16; ++d) {
                 uint32_t b[4];
                 load_matrices_transposed(b, (value_lane ^ (d % 4 * 32)) + d / 4 * kHalfBytes + n * 16 * 128);
-                Packed<T>::mma(output[d / 4][d % 4 * 2], weights[n], b[0], b[1]);
-                Packed<T>::mma(output[d / 4][d % 4 * 2 + 1], weights[n], b[2], b[3]);
+                Packed<T>::mma(output[2 * d], weights[n], b[0], b[1]);
+                Packed<T>::mma(output[2 * d + 1], weights[n], b[2], b[3]);
             }
         }
 #endif
@@ -184,11 +181,14 @@ struct RowTile {
     __device__ void softmax_step(float (&scores)[kTileTokens / 8][4], float scale_log2) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float top = -INFINITY;
+            // Two chains each for the maximum and the sum: a single one is as long as the products it hides
+            // behind.
+            float tops[2] = {-INFINITY, -INFINITY};
 #pragma unroll
             for (int n = 0; n < kTileTokens / 8; ++n) {
-                top = fmaxf(top, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+                tops[n % 2] = fmaxf(tops[n % 2], fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
             }
+            float top = fmaxf(tops[0], tops[1]);
             top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
             const float new_max = fmaxf(row_max[half], top * scale_log2);
@@ -196,18 +196,18 @@ struct RowTile {
             const float base = new_max == -INFINITY ? 0.0f : new_max;
             factor[half] = exp2_fast(row_max[half] - base);
             row_max[half] = new_max;
-            float sum = 0.0f;
+            float sums[4] = {};
 #pragma unroll
             for (int n = 0; n < kTileTokens / 8; ++n) {
 #pragma unroll
-                for (int i = 2 * half; i < 2 * half + 2; ++i) {
-                    scores[n][i] = exp2_fast(fmaf(scores[n][i], scale_log2, -base));
-                    sum += scores[n][i];
+                for (int i = 0; i < 2; ++i) {
+                    float& score = scores[n][2 * half + i];
+                    score = exp2_fast(fmaf(score, scale_log2, -base));
+                    sums[n % 2 * 2 + i] += score;
                 }
             }
-            sum += __shfl_xor_sync(0xffffffff, sum, 1);
-            sum += __shfl_xor_sync(0xffffffff, sum, 2);
-            row_sum[half] = row_sum[half] * factor[half] + sum;
+            // Each thread sums its own columns; store_rows adds the four threads of a row.
+            row_sum[half] = row_sum[half] * factor[half] + (sums[0] + sums[1]) + (sums[2] + sums[3]);
         }
     }
 };
@@ -219,13 +219,15 @@ __device__ inline void store_rows(const SharedPrefixAttentionParams& p, const Wo
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+        float sum = tile.row_sum[half];
+        sum += __shfl_xor_sync(0xffffffff, sum, 1);
+        sum += __shfl_xor_sync(0xffffffff, sum, 2);
         const int row = first_row + lane / 4 + 8 * half;
         if (row >= item.num_rows) continue;
         const RowSink<T, kHeadDim> sink(p, item, row);
-        const float sum = tile.row_sum[half];
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n) {
-            const float* pair = &tile.output[n / 8][n % 8][2 * half];
+            const float* pair = &tile.output[n][2 * half];
             sink.store_pair(n * 8 + (lane % 4) * 2, pair[0], pair[1], sum);
         }
         if (!sink.output && lane % 4 == 0) __stcg(sink.max_sum, make_float2(tile.row_max[half], sum));

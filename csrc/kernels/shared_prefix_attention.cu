@@ -113,9 +113,8 @@ CUtensorMap make_map(std::uintptr_t address, const SharedPrefixAttentionCall& ca
         &map, call.is_bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
         reinterpret_cast<void*>(address), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    PARROT_CHECK(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled failed with " << int(status) << " for ["
-                                                                               << sizes[1] << ", " << sizes[0]
-                                                                               << "]");
+    PARROT_CHECK(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled failed with ", int(status), " for [",
+                 sizes[1], ", ", sizes[0], "]");
     return map;
 }
 
@@ -129,18 +128,16 @@ void dispatch_head_dim(const SharedPrefixAttentionParams& params, int head_dim, 
 }
 
 void check(const SharedPrefixAttentionCall& call) {
-    PARROT_CHECK(call.head_dim == 64 || call.head_dim == 128,
-                 "head_dim = " << call.head_dim << ", need 64 or 128");
-    PARROT_CHECK(
-        call.num_kv_heads > 0 && call.num_heads % call.num_kv_heads == 0,
-        "num_heads = " << call.num_heads << " is not a multiple of num_kv_heads = " << call.num_kv_heads);
-    PARROT_CHECK(
-        call.num_heads / call.num_kv_heads <= kMaxRows,
-        "num_heads / num_kv_heads = " << call.num_heads / call.num_kv_heads << ", at most " << kMaxRows);
-    PARROT_CHECK(call.num_requests > 0, "num_requests = " << call.num_requests);
-    PARROT_CHECK(call.num_blocks > 0 && call.max_blocks > 0,
-                 "num_blocks = " << call.num_blocks << ", max_blocks = " << call.max_blocks);
-    PARROT_CHECK(std::isfinite(call.softmax_scale), "softmax_scale = " << call.softmax_scale);
+    PARROT_CHECK(call.head_dim == 64 || call.head_dim == 128, "head_dim = ", call.head_dim,
+                 ", need 64 or 128");
+    PARROT_CHECK(call.num_kv_heads > 0 && call.num_heads % call.num_kv_heads == 0,
+                 "num_heads = ", call.num_heads, " is not a multiple of num_kv_heads = ", call.num_kv_heads);
+    PARROT_CHECK(call.num_heads / call.num_kv_heads <= kMaxRows,
+                 "num_heads / num_kv_heads = ", call.num_heads / call.num_kv_heads, ", at most ", kMaxRows);
+    PARROT_CHECK(call.num_requests > 0, "num_requests = ", call.num_requests);
+    PARROT_CHECK(call.num_blocks > 0 && call.max_blocks > 0, "num_blocks = ", call.num_blocks,
+                 ", max_blocks = ", call.max_blocks);
+    PARROT_CHECK(std::isfinite(call.softmax_scale), "softmax_scale = ", call.softmax_scale);
     const struct {
         const char* name;
         std::uintptr_t address;
@@ -158,10 +155,9 @@ void check(const SharedPrefixAttentionCall& call) {
                    {"part_max_sum", call.part_max_sum, 8},
                    {"next_work", call.next_work, 4}};
     for (const auto& buffer : buffers) {
-        PARROT_CHECK(buffer.address != 0, buffer.name << " is null");
-        PARROT_CHECK(buffer.address % buffer.alignment == 0, buffer.name << " = " << buffer.address
-                                                                         << " is not aligned to "
-                                                                         << buffer.alignment << " bytes");
+        PARROT_CHECK(buffer.address != 0, buffer.name, " is null");
+        PARROT_CHECK(buffer.address % buffer.alignment == 0, buffer.name, " = ", buffer.address,
+                     " is not aligned to ", buffer.alignment, " bytes");
     }
 }
 
@@ -173,7 +169,7 @@ T* pointer(std::uintptr_t address) {
 }  // namespace
 
 int shared_prefix_attention_grid(int head_dim) {
-    PARROT_CHECK(head_dim == 64 || head_dim == 128, "head_dim = " << head_dim << ", need 64 or 128");
+    PARROT_CHECK(head_dim == 64 || head_dim == 128, "head_dim = ", head_dim, ", need 64 or 128");
     return head_dim == 128 ? grid_size<128>(current_device()) : grid_size<64>(current_device());
 }
 

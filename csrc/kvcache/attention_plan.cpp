@@ -1,4 +1,4 @@
-#include "kvcache/attention_plan.hpp"
+#include "kvcache/attention_plan.h"
 
 #include <algorithm>
 #include <map>

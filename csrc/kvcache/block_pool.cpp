@@ -1,4 +1,4 @@
-#include "kvcache/block_pool.hpp"
+#include "kvcache/block_pool.h"
 
 #include <stdexcept>
 

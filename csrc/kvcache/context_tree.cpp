@@ -1,4 +1,4 @@
-#include "kvcache/context_tree.hpp"
+#include "kvcache/context_tree.h"
 
 #include <algorithm>
 #include <limits>
@@ -99,7 +99,7 @@ void ContextTree::make_room(std::span<const std::int32_t> counts) {
     }
     const std::int32_t num_free = tree_.num_free_blocks();
     if (num_needed > static_cast<std::int64_t>(num_free) + tree_.num_evictable_blocks()) {
-        throw OutOfBlocks(message("reserve needs ", num_needed, " blocks; ", num_free, " are free, ",
+        throw OutOfBlocks(concat("reserve needs ", num_needed, " blocks; ", num_free, " are free, ",
                                   tree_.num_evictable_blocks(), " evictable, ", tree_.num_held_blocks(),
                                   " held, of ", tree_.num_blocks()));
     }
@@ -180,7 +180,7 @@ std::vector<std::pair<std::int64_t, std::int32_t>> ContextTree::take_evicted() {
 const Context& ContextTree::known(const char* argument, std::int64_t context_id) const {
     const auto found = contexts_.find(context_id);
     if (found == contexts_.end())
-        throw UnknownContext(message(argument, ": no context has the id ", context_id));
+        throw UnknownContext(concat(argument, ": no context has the id ", context_id));
     return found->second;
 }
 

@@ -1,4 +1,4 @@
-#include "kvcache/prefix_tree.hpp"
+#include "kvcache/prefix_tree.h"
 
 #include <algorithm>
 #include <cstring>

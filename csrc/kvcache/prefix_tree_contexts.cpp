@@ -1,5 +1,5 @@
 // PrefixTree: which contexts end where, what they pin, and which leaves may be evicted.
-#include "kvcache/prefix_tree.hpp"
+#include "kvcache/prefix_tree.h"
 
 namespace parrot::kvcache {
 

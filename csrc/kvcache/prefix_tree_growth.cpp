@@ -1,7 +1,7 @@
 // PrefixTree: how paths grow, shrink and are evicted.
 #include <utility>
 
-#include "kvcache/prefix_tree.hpp"
+#include "kvcache/prefix_tree.h"
 
 namespace parrot::kvcache {
 

@@ -2,8 +2,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "kvcache/errors.hpp"
-#include "kvcache/prefix_tree.hpp"
+#include "kvcache/errors.h"
+#include "kvcache/prefix_tree.h"
 
 namespace parrot::kvcache {
 
@@ -11,7 +11,7 @@ namespace {
 
 template <class... Parts>
 void ensure(bool condition, const Parts&... parts) {
-    if (!condition) throw std::runtime_error(message("KV cache invariant broken: ", parts...));
+    if (!condition) throw std::runtime_error(concat("KV cache invariant broken: ", parts...));
 }
 
 }  // namespace

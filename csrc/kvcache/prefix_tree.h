@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kvcache/block_pool.hpp"
-#include "kvcache/node.hpp"
+#include "kvcache/block_pool.h"
+#include "kvcache/node.h"
 
 namespace parrot::kvcache {
 

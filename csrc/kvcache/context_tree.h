@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "kvcache/errors.hpp"
-#include "kvcache/prefix_tree.hpp"
+#include "kvcache/errors.h"
+#include "kvcache/prefix_tree.h"
 
 namespace parrot::kvcache {
 

@@ -1,9 +1,9 @@
 // Errors of the KV cache. Wrong arguments are std::invalid_argument.
 #pragma once
 
-#include <sstream>
 #include <stdexcept>
-#include <string>
+
+#include "concat.h"
 
 namespace parrot::kvcache {
 
@@ -18,15 +18,8 @@ class UnknownContext : public std::runtime_error {
 };
 
 template <class... Parts>
-std::string message(const Parts&... parts) {
-    std::ostringstream text;
-    (text << ... << parts);
-    return text.str();
-}
-
-template <class... Parts>
 void require(bool condition, const Parts&... parts) {
-    if (!condition) throw std::invalid_argument(message(parts...));
+    if (!condition) throw std::invalid_argument(concat(parts...));
 }
 
 }  // namespace parrot::kvcache

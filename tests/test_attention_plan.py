@@ -1,0 +1,169 @@
+"""The attention planner: every request's tokens are covered once, shared runs by one entry for all who share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parrot._core import plan_attention
+
+BLOCK = 16
+
+
+class Plan:
+    """A plan's buffers, with the fields by name."""
+
+    def __init__(self, tables, lens, **options):
+        tables, lens = np.array(tables, dtype=np.int32), np.array(lens, dtype=np.int32)
+        entries = np.zeros((4096, 8), dtype=np.int32)
+        members = np.zeros((65536, 2), dtype=np.int32)
+        self.part_begin = np.zeros(len(lens) + 1, dtype=np.int32)
+        defaults = {"group_size": 1, "num_kv_heads": 1, "num_workers": 8}
+        num_entries, num_members, self.num_parts = plan_attention(
+            tables, lens, entries, members, self.part_begin, **(defaults | options)
+        )
+        self.entries = [
+            (rep, begin, end, [tuple(m) for m in members[first : first + count].tolist()], part)
+            for rep, begin, end, first, count, part, _, _ in entries[:num_entries].tolist()
+        ]
+        assert num_members == sum(len(e[3]) for e in self.entries)
+
+
+def covered(plan):
+    """request -> sorted token ranges of its entries."""
+    ranges = defaultdict(list)
+    for _, begin, end, members, _ in plan.entries:
+        for request, _ in members:
+            ranges[request].append((begin, end))
+    return {request: sorted(spans) for request, spans in ranges.items()}
+
+
+def make_tables(paths):
+    """Block tables from lists of block ids, -1 past the end."""
+    width = max(map(len, paths))
+    return [path + [-1] * (width - len(path)) for path in paths]
+
+
+@st.composite
+def trees(draw):
+    """Requests that descend a random tree of blocks."""
+    paths, lens, next_block = [[]], [], iter(range(10_000))
+    for _ in range(draw(st.integers(1, 5))):
+        base = draw(st.sampled_from(paths))
+        paths.append(base + [next(next_block) for _ in range(draw(st.integers(1, 12)))])
+    requests = []
+    for _ in range(draw(st.integers(1, 12))):
+        length = draw(st.integers(1, 100))
+        own = [next(next_block) for _ in range(-(-length // BLOCK))]
+        base = draw(st.sampled_from(paths))
+        requests.append(base + own)
+        lens.append(len(base) * BLOCK + length)
+    return requests, lens
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    trees(),
+    st.sampled_from([1, 4, 16]),
+    st.integers(1, 300),
+    st.booleans(),
+    st.sampled_from([16, 64]),
+)
+def test_every_token_of_every_request_is_read_exactly_once(tree, group, workers, share, min_shared):
+    requests, lens = tree
+    plan = Plan(
+        make_tables(requests),
+        lens,
+        group_size=group,
+        num_kv_heads=2,
+        num_workers=workers,
+        share=share,
+        min_shared_tokens=min_shared,
+        min_chunk_tokens=64,
+    )
+    spans = covered(plan)
+    for request, length in enumerate(lens):
+        position = 0
+        for begin, end in spans[request]:
+            assert begin == position < end
+            position = end
+        assert position == length
+    for rep, begin, end, members, part in plan.entries:
+        assert len(members) * group <= 64
+        assert members[0] == (rep, part)
+        blocks = slice(begin // BLOCK, -(-end // BLOCK))
+        assert all(requests[request][blocks] == requests[rep][blocks] for request, _ in members)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(trees(), st.integers(1, 64))
+def test_parts_of_a_request_are_its_own_and_numbered_in_a_row(tree, workers):
+    requests, lens = tree
+    plan = Plan(make_tables(requests), lens, num_workers=workers, min_chunk_tokens=64)
+    parts = defaultdict(list)
+    for _, _, _, members, _ in plan.entries:
+        for request, part in members:
+            parts[request].append(part)
+    for request in range(len(lens)):
+        first, last = plan.part_begin[request], plan.part_begin[request + 1]
+        expected = [-1] if last - first == 1 else list(range(first, last))
+        assert sorted(parts[request]) == expected
+    assert plan.num_parts == plan.part_begin[-1]
+
+
+def test_a_shared_prefix_is_read_by_one_entry_per_tile_of_members():
+    prefix = list(range(100))
+    requests = [[*prefix, 1000 + i] for i in range(70)]
+    plan = Plan(make_tables(requests), [100 * BLOCK + 5] * 70, num_workers=1, num_kv_heads=1)
+    shared = [e for e in plan.entries if len(e[3]) > 1]
+    assert [(e[1], e[2], len(e[3])) for e in shared] == [(0, 1600, 64), (0, 1600, 6)]
+    assert all((e[1], e[2]) == (1600, 1605) for e in plan.entries if len(e[3]) == 1)
+
+
+def test_a_run_too_short_to_share_is_left_to_each_request():
+    requests = [[0, 1, 10 + i] for i in range(4)]
+    plan = Plan(make_tables(requests), [40] * 4, min_shared_tokens=64)
+    assert covered(plan) == {i: [(0, 40)] for i in range(4)}
+    assert all(len(e[3]) == 1 for e in plan.entries)
+
+
+def test_long_work_is_split_over_idle_workers():
+    alone = Plan(make_tables([list(range(1000))]), [16000], num_workers=64)
+    assert 32 <= len(alone.entries) <= 64
+    crowd = Plan(make_tables([[i] for i in range(64)]), [16] * 64, num_workers=64)
+    assert len(crowd.entries) == 64
+
+
+@pytest.mark.parametrize(
+    ("tables", "lens", "options", "message"),
+    [
+        ([[0, 1]], [0], {}, r"seq_lens\[0\] = 0 is outside \[1, 32\]"),
+        ([[0, 1]], [33], {}, r"seq_lens\[0\] = 33"),
+        ([[0, -1]], [17], {}, r"block_tables\[0, 1\] = -1"),
+        ([[0]], [1], {"group_size": 65}, "max_rows"),
+        ([[0]], [1], {"num_workers": 0}, "positive"),
+    ],
+)
+def test_bad_input_is_named(tables, lens, options, message):
+    with pytest.raises(ValueError, match=message):
+        Plan(tables, lens, **options)
+
+
+def test_buffers_too_small_and_wrong_dtypes_are_refused():
+    tables, lens = np.zeros((2, 3), dtype=np.int32), np.array([5, 5], dtype=np.int32)
+    buffers = [
+        np.zeros((8, 8), dtype=np.int32),
+        np.zeros((8, 2), dtype=np.int32),
+        np.zeros(3, dtype=np.int32),
+    ]
+    sizes = {"group_size": 1, "num_kv_heads": 1, "num_workers": 1}
+    with pytest.raises(ValueError, match="part_begin has room for 1 int32, the plan needs 3"):
+        plan_attention(tables, lens, *buffers[:2], np.zeros(1, dtype=np.int32), **sizes)
+    with pytest.raises(ValueError, match=r"block_tables must be \[n, max_blocks\]"):
+        plan_attention(tables, lens[:1], *buffers, **sizes)
+    with pytest.raises(TypeError):
+        plan_attention(tables.astype(np.int64), lens, *buffers, **sizes)
