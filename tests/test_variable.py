@@ -73,6 +73,20 @@ def test_a_variable_cannot_slip_into_text(service: StubService) -> None:
     assert "pending" in repr(plan("x"))
 
 
+def test_wrong_arguments_of_a_get_are_named_before_anything_is_sent(service: StubService) -> None:
+    variable = P.SemanticVariable()
+    for timeout in ("1", float("nan")):
+        with pytest.raises(TypeError, match="is not a number of seconds"):
+            variable.get(timeout=timeout)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="is not a number of seconds"):
+            P.gather(variable, timeout=timeout)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"P\.gather\(\*variables\)"):
+        P.gather([variable])  # type: ignore[arg-type]
+    assert not service.submits
+    with pytest.raises(GetTimeout, match="to be set by the caller"):
+        variable.get(timeout=0)
+
+
 def test_a_get_times_out_and_may_be_asked_again(service: StubService) -> None:
     service.held.add("plan")
     steps = plan("x")

@@ -10,7 +10,7 @@ from typing import Any
 from . import background
 from .connection import current_session, session_of
 from .function import Function
-from .options import Perf, to_perf
+from .options import Perf, check_timeout, to_perf
 from .session import Session
 from .variable import SemanticVariable
 
@@ -35,6 +35,13 @@ def gather(
     variables go on.
     """
     objective = to_perf(perf)
+    check_timeout(timeout)
+    for variable in variables:
+        if not isinstance(variable, SemanticVariable):
+            raise TypeError(
+                f"P.gather takes variables, each as an argument of its own, not {type(variable).__name__}; "
+                "for a list write P.gather(*variables)"
+            )
     by_session: dict[Session, list[SemanticVariable]] = {}
     for variable in dict.fromkeys(variables):
         if not variable.settled:

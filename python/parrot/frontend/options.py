@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
@@ -49,6 +50,12 @@ def to_perf(perf: Perf | str) -> Perf:
         ) from None
 
 
+def check_timeout(timeout: float | None) -> None:
+    """Raise :class:`TypeError` for a timeout that is neither None nor a number of seconds."""
+    if timeout is not None and (not isinstance(timeout, (int, float)) or math.isnan(timeout)):
+        raise TypeError(f"timeout={timeout!r} is not a number of seconds, nor None")
+
+
 def refuse(options: Mapping[str, object], where: str) -> None:
     """Raise for keyword options that this version does not implement (:class:`UnsupportedParameter`) or that
     do not exist (:class:`TypeError`)."""
@@ -75,7 +82,7 @@ class Output:
         temperature: float = 0.0,
         top_p: float = 1.0,
         seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         **unsupported: object,
     ) -> None:
@@ -86,7 +93,7 @@ class Output:
                 temperature=temperature,
                 top_p=top_p,
                 seed=seed,
-                stop=(stop,) if isinstance(stop, str) else tuple(stop),
+                stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
                 ignore_eos=ignore_eos,
             )
         except ValidationError as error:

@@ -24,7 +24,7 @@ from ..errors import (
     error_from_info,
 )
 from . import background
-from .options import Perf, check_text, invalid, to_perf
+from .options import Perf, check_text, check_timeout, invalid, to_perf
 
 if TYPE_CHECKING:
     from .session import Session
@@ -175,7 +175,9 @@ class SemanticVariable:
         """Where its value comes from, in words."""
         if self._producer is not None:
             return f"an output of {self._producer}"
-        return "derived" if self._derivation is not None else "set by the caller"
+        if self._derivation is not None:
+            return "derived"
+        return "to be set by the caller" if self._value is None else "set by the caller"
 
     @property
     def settled(self) -> bool:
@@ -220,6 +222,7 @@ class SemanticVariable:
             raise invalid(f"variable {self.id}", error) from None
 
     def _start_get(self, perf: Perf | None, timeout: float | None, *, eager: bool) -> Future[str]:
+        check_timeout(timeout)
         if self.settled:
             ended: Future[str] = Future()
             if self._error is not None:

@@ -41,11 +41,15 @@ class Limits:
         held = f"{num_prompt} prompt tokens and up to {num_new} new ones"
         if total > self.max_model_len:
             raise PromptTooLong(
-                f"{held} exceed the model's context of {self.max_model_len} tokens", param="prompt"
+                f"{held} exceed the model's context of {self.max_model_len} tokens; "
+                "shorten the prompt, or lower max_tokens",
+                param="prompt",
             )
         if -(-total // BLOCK_SIZE) > self.num_blocks:
             raise PromptTooLong(
-                f"{held} exceed the KV cache of {self.num_blocks * BLOCK_SIZE} tokens", param="prompt"
+                f"{held} exceed the KV cache of {self.num_blocks * BLOCK_SIZE} tokens; "
+                "shorten the prompt, lower max_tokens, or start the engine with more --num-blocks",
+                param="prompt",
             )
 
 
