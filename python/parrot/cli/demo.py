@@ -12,8 +12,8 @@ def demo(
     file: Annotated[
         Path | None, typer.Option(help="A text to summarise, instead of Python's manual.")
     ] = None,
-    chunks: Annotated[int, typer.Option(help="Parts that are summarised in parallel.", min=2, max=64)] = 12,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of each summary.", min=1, max=512)] = 48,
+    chunks: Annotated[int, typer.Option(help="Parts that are summarised in parallel.", min=2, max=64)] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each summary.", min=1, max=512)] = 80,
     rtt_ms: Annotated[
         int, typer.Option(help="Emulated round trip between client and service.", min=0, max=5000)
     ] = 250,
