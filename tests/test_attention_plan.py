@@ -1,4 +1,4 @@
-"""The attention planner: every request's tokens are covered once, shared runs by one entry for all who share."""
+"""The attention planner: a request's tokens are covered once, shared runs by one entry for all who share."""
 
 from __future__ import annotations
 

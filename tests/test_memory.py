@@ -32,6 +32,13 @@ def test_a_quarter_of_what_is_free_is_used(config: ModelConfig, monkeypatch: pyt
     assert blocks(config) == 100
 
 
+def test_a_pool_larger_than_memory_is_refused_with_its_size(config: ModelConfig) -> None:
+    cpu = torch.device("cpu")
+    assert memory.choose_num_blocks(config, torch.float32, cpu, 5) == 5
+    with pytest.raises(SetupError, match=r"num_blocks = 2000000000: .* GiB of KV cache do not fit"):
+        memory.choose_num_blocks(config, torch.float32, cpu, 2 * 10**9)
+
+
 def test_too_little_memory_is_an_error_with_the_numbers(
     config: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,8 +100,8 @@ void ContextTree::make_room(std::span<const std::int32_t> counts) {
     const std::int32_t num_free = tree_.num_free_blocks();
     if (num_needed > static_cast<std::int64_t>(num_free) + tree_.num_evictable_blocks()) {
         throw OutOfBlocks(concat("reserve needs ", num_needed, " blocks; ", num_free, " are free, ",
-                                  tree_.num_evictable_blocks(), " evictable, ", tree_.num_held_blocks(),
-                                  " held, of ", tree_.num_blocks()));
+                                 tree_.num_evictable_blocks(), " evictable, ", tree_.num_held_blocks(),
+                                 " held, of ", tree_.num_blocks()));
     }
     if (num_needed > num_free) tree_.evict(static_cast<std::int32_t>(num_needed) - num_free);
 }

@@ -92,7 +92,7 @@ def plan_attention(
 ) -> tuple[int, int, int]:
     """Plan one decode step of SharedPrefixAttention from ``block_tables`` [n, max_blocks] and ``seq_lens``
     [n]: requests that name the same physical blocks share them. Fills the caller's buffers ``entries``
-    [., 8], ``members`` [., 2] and ``part_begin`` [>= n + 1] (csrc/kvcache/attention_plan.hpp) and returns
+    [., 8], ``members`` [., 2] and ``part_begin`` [>= n + 1] (csrc/kvcache/attention_plan.h) and returns
     (entries, members, parts) used. Raises ValueError for a bad length or block, or a buffer too small."""
 
 Reason = Literal["group", "sharers", "prefix", "alone"]

@@ -16,12 +16,23 @@ _CUDA_SHARE = 0.85  # of free memory: the rest is for activations
 _MIN_BLOCKS = 16
 
 
-def choose_num_blocks(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """Blocks for one engine; call it once the weights are loaded.
+def choose_num_blocks(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, requested: int | None = None
+) -> int:
+    """Blocks for one engine, ``requested`` of them if given; call it once the weights are loaded.
 
-    Raises :class:`SetupError` if hardly any fit.
+    Raises :class:`SetupError` if hardly any fit, or fewer than requested. (Where the system promises more
+    memory than it has, a pool too large would otherwise be allocated, and the process killed on its use.)
     """
     block_bytes = BLOCK_SIZE * config.kv_bytes_per_token(dtype)
+    if requested is not None:
+        if device.type == "cpu" and requested * block_bytes > (available := available_memory()):
+            raise SetupError(
+                f"num_blocks = {requested}: {requested * block_bytes / 2**30:.1f} GiB of KV cache do not fit "
+                f"into {available / 2**30:.1f} GiB of free memory; give fewer, or none to have them sized",
+                param="num_blocks",
+            )
+        return requested
     if device.type == "cuda":
         available = torch.cuda.mem_get_info(device)[0]
         num_blocks = int(available * _CUDA_SHARE) // block_bytes

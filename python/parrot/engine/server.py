@@ -74,7 +74,7 @@ def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
     directory = resolve_model(config.model)
     tokenizer = Tokenizer.load(directory)
     model = LlamaModel.load(directory, dtype, device)
-    num_blocks = config.num_blocks or choose_num_blocks(model.config, dtype, device)
+    num_blocks = choose_num_blocks(model.config, dtype, device, config.num_blocks)
     runner = ModelRunner(model, num_blocks, dtype, device)
     cost_model = calibrate(
         runner, max_batch_size=config.max_batch_size, max_batch_tokens=config.max_batch_tokens
