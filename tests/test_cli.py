@@ -76,7 +76,7 @@ def test_the_supervisor_and_the_engine_command_agree(engines: list[EngineConfig]
         max_batch_size=5,
         max_batch_tokens=99,
         num_threads=3,
-        exit_with_parent=True,
+        parent_pid=4321,
     )
     argv = engine_argv(config)
     result = CliRunner().invoke(cli.app, argv[argv.index("parrot.cli.main") + 1 :])

@@ -53,6 +53,15 @@ def test_what_the_environment_says_about_waits_stays(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.system
+def test_a_parent_that_died_before_it_was_watched_is_noticed() -> None:
+    import parrot
+
+    env = {**os.environ, "PYTHONPATH": str(Path(parrot.__file__).parents[1])}
+    orphan = CHILD.replace("os.getppid()", "os.getppid() + 1")
+    assert subprocess.run([sys.executable, "-c", orphan], env=env, timeout=20).returncode == 9
+
+
+@pytest.mark.system
 def test_the_death_of_the_parent_is_noticed_and_that_of_its_thread_is_not() -> None:
     import parrot
 

@@ -40,13 +40,13 @@ def supervise(
 
 
 def test_the_command_line_carries_every_option_that_is_set() -> None:
-    argv = engine_argv(EngineConfig("tcp://127.0.0.1:1", name="engine-3", num_threads=2))
+    argv = engine_argv(EngineConfig("tcp://127.0.0.1:1", name="engine-3", num_threads=2, parent_pid=7))
     assert argv[:4] == [sys.executable, "-m", "parrot.cli.main", "engine"]
-    options = dict(zip(argv[4:-1:2], argv[5:-1:2], strict=True))
+    options = dict(zip(argv[4::2], argv[5::2], strict=True))
     assert options["--manager"] == "tcp://127.0.0.1:1"
     assert (options["--name"], options["--num-threads"]) == ("engine-3", "2")
     assert "--num-blocks" not in options
-    assert argv[-1] == "--exit-with-parent"
+    assert options["--parent-pid"] == "7"
 
 
 def test_an_engine_that_dies_at_start_is_tried_again_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class EngineConfig:
     num_threads: int | None = None  # None: one per physical core this process may use
     heartbeat_s: float = 1.0
     manager_timeout_s: float = 60.0
-    exit_with_parent: bool = False
+    parent_pid: int | None = None  # end with this process, which must be the parent
 
     def __post_init__(self) -> None:
         check_range("block_size", self.block_size, 16, 16)

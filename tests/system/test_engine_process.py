@@ -26,8 +26,9 @@ from parrot.engine.server import run_engine
 run_engine(EngineConfig(**eval(sys.argv[1], {})))
 """
 PARENT = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]])
+import os, subprocess, sys, time
+options = repr({**eval(sys.argv[2], {}), "parent_pid": os.getpid()})
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], options])
 print(child.pid, flush=True)
 time.sleep(600)
 """
@@ -265,7 +266,7 @@ def test_shutdown_ends_it_in_the_middle_of_a_call(manager: Manager, start: Start
 
 
 def test_it_does_not_outlive_a_parent_that_is_killed(manager: Manager, tiny_model: Path) -> None:
-    options = arguments(manager, tiny_model, exit_with_parent=True)
+    options = arguments(manager, tiny_model)
     command = [sys.executable, "-c", PARENT, ENGINE, options]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

@@ -111,9 +111,9 @@ def engine(
     manager_timeout_s: Annotated[
         float, typer.Option("--manager-timeout-s", help="End after so long without word from the manager.")
     ] = 60.0,
-    exit_with_parent: Annotated[
-        bool, typer.Option("--exit-with-parent", help="End when the process that started this one ends.")
-    ] = False,
+    parent_pid: Annotated[
+        int | None, typer.Option("--parent-pid", help="End with this process, which must be the parent.")
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Run one engine and join a manager."""
@@ -128,7 +128,7 @@ def engine(
         max_batch_tokens=max_batch_tokens,
         num_threads=num_threads,
         manager_timeout_s=manager_timeout_s,
-        exit_with_parent=exit_with_parent,
+        parent_pid=parent_pid,
     )
     from ..engine.server import run_engine
 

@@ -32,7 +32,8 @@ def num_physical_cores() -> int:
 
 
 def signal_on_parent_death(parent_pid: int, on_death: Callable[[], None]) -> None:
-    """Call ``on_death`` in the main thread when the parent process has ended, also by SIGKILL.
+    """Call ``on_death`` in the main thread when the parent process has ended, also by SIGKILL; at once if it
+    ended before this call, so the caller must know ``parent_pid`` from the parent itself.
 
     Linux sends the signal when the parent's *thread* that started us ends, hence the check of the parent.
     """
@@ -43,3 +44,5 @@ def signal_on_parent_death(parent_pid: int, on_death: Callable[[], None]) -> Non
 
     signal.signal(signal.SIGUSR1, handle)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR1), 0, 0, 0)
+    if os.getppid() != parent_pid:
+        on_death()

@@ -32,7 +32,7 @@ def run_engine(config: EngineConfig) -> None:
     cannot be loaded and ``SystemExit(3)`` when the manager was silent for ``manager_timeout_s``.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    parent_pid = os.getppid() if config.exit_with_parent else None
+    parent_pid = config.parent_pid
     if parent_pid is not None:
         signal_on_parent_death(parent_pid, lambda: sys.exit(EXIT_MANAGER_SILENT))
     set_passive_waits()

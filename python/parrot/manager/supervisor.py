@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections import deque
@@ -35,12 +36,13 @@ def engine_argv(config: EngineConfig) -> list[str]:
         ("--max-batch-size", config.max_batch_size),
         ("--max-batch-tokens", config.max_batch_tokens),
         ("--num-threads", config.num_threads),
+        ("--parent-pid", config.parent_pid),
     ]
     argv = [sys.executable, "-m", "parrot.cli.main", "engine"]
     for flag, value in options:
         if value is not None:
             argv += [flag, str(value)]
-    return [*argv, "--exit-with-parent"]
+    return argv
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class Supervisor:
         self._is_hung = is_hung
         self._on_hopeless = on_hopeless
         self._children = [
-            _Child(replace(config, manager_address=manager_address, exit_with_parent=True))
+            _Child(replace(config, manager_address=manager_address, parent_pid=os.getpid()))
             for config in engines
         ]
         self._tasks: list[asyncio.Task[None]] = []
