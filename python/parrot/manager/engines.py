@@ -215,7 +215,7 @@ class EngineRegistry:
         engine.identity = identity
         engine.last_seen = time.monotonic()
         if isinstance(message, wire.Goodbye):
-            self._lose(engine, f"it said goodbye: {message.reason}")
+            self._lose(engine, f"it left: {message.reason}", level=logging.INFO)
             return
         engine.stats = message.stats
         engine.clock.observe(message.stats.clock_us, now_us())
@@ -279,12 +279,12 @@ class EngineRegistry:
                 else:
                     self.send(engine, wire.Ping(engine.manager_id))
 
-    def _lose(self, engine: Engine, reason: str) -> None:
+    def _lose(self, engine: Engine, reason: str, *, level: int = logging.WARNING) -> None:
         if not engine.alive:
             return
         engine.alive = False
         del self._by_epoch[engine.registration.epoch]
         del self._by_id[engine.engine_id]
-        log.warning("engine %s (pid %d) lost: %s", engine.name, engine.registration.pid, reason)
+        log.log(level, "engine %s (pid %d) is gone: %s", engine.name, engine.registration.pid, reason)
         if self._events is not None:
             self._events.engine_lost(engine, reason)
