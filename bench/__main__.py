@@ -19,6 +19,9 @@ from .machine import describe_machine
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "apps-cpu": ("apps_cpu", "chain and map-reduce summary, Parrot against its client-orchestrated twin"),
     "kernel": ("kernel", "shared-prefix decode attention on a GPU, over the memory floor"),
+    "scheduler": ("scheduler", "placements per second and latency of an event, 1 to 1,000 engines"),
+    "prefix-index": ("prefix_index", "insert and match at up to a million prefixes"),
+    "context-tree": ("context_tree", "extend, fork, match, block tables and eviction of the KV cache"),
 }
 
 

@@ -1,0 +1,49 @@
+"""The native core's benchmarks run at tiny sizes, find what they put in, and notice a wrong answer."""
+
+from __future__ import annotations
+
+import pytest
+from bench import context_tree, prefix_index, scheduler
+from bench.scheduler_load import TIGHT, WORKLOADS
+from bench.timing import percentile_us, spread
+
+
+def test_the_context_tree_is_measured() -> None:
+    sizes = context_tree.Sizes(
+        batches=(4,), num_steps=20, num_events=8, num_parents=2, num_turns=100, num_cached=4, repeats=2
+    )
+    result = context_tree.measure(sizes)
+    assert len(result["events"]) == 4
+    assert all(figure["p99_us"]["least"] > 0 for figure in result["events"].values())
+    assert result["extends_per_s"]["4"]["least"] > 0
+    assert result["churn"]["evicted_per_s"]["least"] > 0
+
+
+def test_the_prefix_index_is_measured_and_agrees_with_a_comparison_token_by_token() -> None:
+    result = prefix_index.measure(
+        prefix_index.Sizes(entries=(100, 300), num_calls=100, num_compared=10, repeats=2)
+    )
+    assert result["ok"]
+    assert set(result["entries"]) == {"100", "300"}
+
+
+def test_an_index_that_answers_wrongly_fails_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_index, "owners_by_comparison", lambda *_: [1])
+    sizes = prefix_index.Sizes(entries=(100,), num_calls=100, num_compared=10, repeats=1)
+    assert not prefix_index.measure(sizes)["ok"]
+
+
+def test_the_scheduler_is_measured_under_every_workload() -> None:
+    sizes = scheduler.Sizes(((1, 20), (4, 20)), ((4, 20),), num_rounds=3, num_weighed=10, repeats=2)
+    rows = scheduler.measure(sizes)["rows"]
+    expected = [(engines, workload.name) for engines in (1, 4) for workload in WORKLOADS]
+    assert [(row["engines"], row["calls"]) for row in rows] == [*expected, (4, TIGHT.name)]
+    for row in rows:
+        assert row["placements_per_s"]["least"] > 0
+        assert ("placed_group" in row["counters"]) == ("groups" in row["calls"])
+
+
+def test_a_spread_is_median_and_extremes() -> None:
+    assert spread([3, 1, 200.04]) == {"median": 3.0, "least": 1.0, "most": 200.0}
+    times = list(range(1000, 101_000, 1000))
+    assert (percentile_us(times, 50), percentile_us(times[::-1], 99)) == (50.0, 99.0)
