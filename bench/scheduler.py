@@ -1,8 +1,8 @@
 """Algorithm 1 in steady state: calls finish, others come, the scheduler places, through its Python binding.
 
 A round is what one engine step brings about: eight calls finish, eight are submitted, one ``schedule`` places
-eight. Every engine is full and the queue keeps its length. Every figure includes the Python calls. Engines are
-full by their batch, except in the tight rows: there a few tokens of each stay free, in which no call has room.
+eight. Every engine is full and the queue keeps its length. Every figure includes the Python calls. Engines
+are full by their batch, except in the tight rows: there a few tokens of each stay free, too few for a call.
 """
 
 from __future__ import annotations
