@@ -118,5 +118,5 @@ def test_a_broken_or_unsafe_template_is_a_typed_error(tmp_path: Path, template: 
 
 def test_a_message_that_the_template_drops_is_a_typed_error(tmp_path: Path) -> None:
     tokenizer = make(tmp_path, "{{ messages[-1]['content'] }}")
-    with pytest.raises(InvalidRequest, match=r"message 0 \(role 'system'\)"):
+    with pytest.raises(InvalidRequest, match=r"message 1 \(system\)"):
         render_chat(tokenizer, ["system", "user"], add_generation_prompt=True)

@@ -33,6 +33,7 @@ from parrot.errors import (
     SessionClosed,
     TransformError,
     VariableNotFound,
+    error_from_info,
 )
 from parrot.manager.call import CallState
 from parrot.manager.graph import Graph
@@ -307,6 +308,21 @@ def test_a_failure_reaches_every_dependent_with_the_chain_of_causes() -> None:
     assert "variable d" in error.causes[1].message
     assert {call.state for call in graph.calls.values()} == {CallState.FAILED}
     assert not graph.live
+
+
+def test_a_failed_derived_variable_is_told_from_its_source() -> None:
+    graph = make_graph()
+    tenth = [{"op": "split", "separator": ","}, {"op": "item", "index": 9}]
+    submit(
+        graph,
+        flow_call("A", ["v2"], ["a"]),
+        variables=[value("v1", "x,y"), join("v2", "v1", transforms=tenth)],
+    )
+    error = error_from_info(error_of(graph, "a"))
+    message, cause = str(error).split("\n  because: ")
+    assert message == error.message
+    assert message.endswith("'v2': variable v2 (derived from v1) failed")
+    assert cause.startswith("variable v2 (derived from v1): transform 2 (item): no item 9 in a list of 2")
 
 
 def test_siblings_that_others_need_run_on() -> None:

@@ -128,9 +128,7 @@ def test_errors_name_function_placeholder_and_line() -> None:
         "G, line 1: '{{inptu:a}}' is not a hole",
         call(function="G", prompt="{{inptu:a}}{{output:x}}", placeholders=(out,)),
     )
-    hole_error(
-        TemplateError, "G: the template has no {{output:name}} hole", call(function="G", prompt="text")
-    )
+    hole_error(TemplateError, "G: the template has no {{output:name}}$", call(function="G", prompt="text"))
     hole_error(TemplateError, "r-7: the template has no", call(request_id="r-7", prompt="text"))
     hole_error(
         InvalidRequest,
@@ -171,7 +169,7 @@ def test_errors_name_function_placeholder_and_line() -> None:
     )
     hole_error(
         TransformError,
-        r"G, output 'x': transform 0 \(regex\)",
+        r"G, output 'x': transform 1 \(regex\)",
         call(
             function="G",
             prompt="{{output:x}}",
@@ -194,12 +192,19 @@ def test_holes_are_checked_across_messages() -> None:
     good = ("assistant", "{{output:x}}")
     hole_error(
         TemplateError,
-        r"C, message 0 \(user\), line 2: output 'x' belongs in an assistant",
+        r"C, message 1 \(user\), line 2: output 'x' belongs in an assistant",
         chat(("user", "\n{{output:x}}"), good),
     )
-    hole_error(TemplateError, "message 1, line 1: output 'x' appears a second time", chat(good, good))
+    hole_error(
+        TemplateError, r"message 2 \(assistant\), line 1: output 'x' appears a second time", chat(good, good)
+    )
     hole_error(
         TemplateError,
-        "message 1, line 1: output 'x' is read before it is produced",
+        r"message 2 \(assistant\), line 1: output 'x' is read before it is produced",
         chat(("user", "{{input:x}}"), good),
+    )
+    hole_error(
+        UnknownPlaceholder,
+        r"C, message 2 \(user\), line 2: {{input:b}} has no binding",
+        chat(("user", "{{input:a}}"), ("user", "\n{{input:b}}"), good),
     )

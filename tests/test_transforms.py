@@ -63,9 +63,9 @@ def test_operators(text: str, transforms: list[dict[str, object]], expected: str
 @pytest.mark.parametrize(
     ("text", "transforms", "reason"),
     [
-        ("abc", [{"op": "regex", "pattern": r"\d"}], r"transform 0 \(regex\): no match"),
+        ("abc", [{"op": "regex", "pattern": r"\d"}], r"transform 1 \(regex\): no match"),
         ("b", [{"op": "regex", "pattern": "(a)|b", "group": 1}], "took no part"),
-        ("abc", [{"op": "strip"}, {"op": "json"}], r"transform 1 \(json\): no JSON"),
+        ("abc", [{"op": "strip"}, {"op": "json"}], r"transform 2 \(json\): no JSON"),
         ('{"a": 1}', [{"op": "json", "path": "$.b"}], "nothing at"),
         ("NaN", [{"op": "json"}], "no JSON"),
         ("a,b", [{"op": "split", "separator": ","}, {"op": "item", "index": 2}], "no item 2 in a list of 2"),
@@ -108,7 +108,7 @@ def test_a_value_that_does_not_fit_names_operator_index_and_excerpt(
     ],
 )
 def test_a_malformed_operator_is_refused_at_submit(transform: dict[str, object]) -> None:
-    with pytest.raises(TransformError, match=rf"F, output 'x': transform 1 \({transform['op']}\)"):
+    with pytest.raises(TransformError, match=rf"F, output 'x': transform 2 \({transform['op']}\)"):
         chain({"op": "strip"}, transform)
 
 

@@ -34,6 +34,10 @@ class ParrotError(Exception):
         self.param = param
         self.causes = causes
 
+    def __str__(self) -> str:
+        """The message and, on a line each, what led to it."""
+        return "\n".join([self.message, *(f"  because: {cause.message}" for cause in self.causes)])
+
     def to_info(self) -> ErrorInfo:
         """This error as data, ready for the wire."""
         return ErrorInfo(self.code, self.message, self.param, self.causes)

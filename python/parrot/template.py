@@ -15,6 +15,7 @@ from .errors import TemplateError
 
 HoleKind = Literal["input", "output"]
 _HOLE = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*(?::\s*([^{}]*?)\s*)?\}\}")
+_SINGLE_BRACES = re.compile(r"(?<!\{)\{\s*(?:input|output)\s*(?::[^{}]*)?\}(?!\})")
 _NAME = re.compile(r"[A-Za-z_]\w{0,127}\Z")
 
 
@@ -58,6 +59,18 @@ def parse_template(text: str, *, where: str = "template") -> tuple[Segment, ...]
     if position < len(text):
         segments.append(Constant(text[position:]))
     return tuple(segments)
+
+
+def no_output_reason(text: str) -> str:
+    """What is wrong with a template that has no output: single braces, or just no hole for one."""
+    reason = "the template has no {{output:name}}"
+    single = _SINGLE_BRACES.search(text)
+    if single is None:
+        return reason
+    return (
+        f"{reason}, and {single.group(0)} has single braces and is no hole: "
+        f"write double braces, {{{single.group(0)}}}; in an f-string {{{{{{{single.group(0)}}}}}}}"
+    )
 
 
 def _hole(match: re.Match[str], line: int, where: str) -> Hole:

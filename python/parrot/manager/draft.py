@@ -132,9 +132,9 @@ class _Drafter:
         sources = tuple(
             Source(
                 self._find(source.semantic_var_id),
-                compile_chain(source.transforms, where=f"{where}, source {index}"),
+                compile_chain(source.transforms, where=f"{where}, source {number}"),
             )
-            for index, source in enumerate(body.sources)
+            for number, source in enumerate(body.sources, start=1)
         )
         chain = compile_chain(body.transforms, where=where)
         self._draft.derivations[variable] = Derivation(sources, body.separator, chain)

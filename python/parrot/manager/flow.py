@@ -13,6 +13,7 @@ from .call import Call, CallState, InputBinding
 from .variable import Consumer, Variable
 
 _MAX_CAUSES = 8
+_MAX_SOURCES_SHOWN = 3
 _CANCEL_CODES = ("cancelled", "session_closed")
 
 
@@ -135,13 +136,13 @@ class Flow:
 
     def _derive(self, derived: Variable) -> None:
         assert derived.derivation is not None
-        where, limit = f"variable {derived.id}", self._max_value_bytes
+        where, limit = _title(derived), self._max_value_bytes
         try:
             texts = [
                 source.chain.apply(
-                    source.variable.value or "", where=f"{where}, source {index}", max_bytes=limit
+                    source.variable.value or "", where=f"{where}, source {number}", max_bytes=limit
                 )
-                for index, source in enumerate(derived.derivation.sources)
+                for number, source in enumerate(derived.derivation.sources, start=1)
             ]
             size = sum(map(len, texts)) + len(derived.derivation.separator) * (len(texts) - 1)
             if size > limit:
@@ -179,9 +180,18 @@ def _is_wanted(variable: Variable) -> bool:
 
 
 def _input_failed(call: Call, binding: InputBinding, cause: ErrorInfo) -> ErrorInfo:
-    variable = binding.variable.id if binding.variable is not None else ""
-    message = f"call {call.name} has no value for its input {binding.name!r}: variable {variable} failed"
+    variable = "it" if binding.variable is None else _title(binding.variable)
+    message = f"call {call.name} has no value for its input {binding.name!r}: {variable} failed"
     return _upstream(message, cause)
+
+
+def _title(variable: Variable) -> str:
+    """Its id and, since a derived variable's id begins like its source's, what it is derived from."""
+    sources = [source.id for source in variable.sources]
+    if not sources:
+        return f"variable {variable.id}"
+    shown = ", ".join(sources[:_MAX_SOURCES_SHOWN]) + (", ..." if len(sources) > _MAX_SOURCES_SHOWN else "")
+    return f"variable {variable.id} (derived from {shown})"
 
 
 def _upstream(message: str, cause: ErrorInfo) -> ErrorInfo:

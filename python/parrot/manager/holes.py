@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..api import CallBody, PlaceholderBody, SamplingBody
 from ..errors import InvalidRequest, TemplateError, UnknownPlaceholder
-from ..template import Constant, Hole, Segment, parse_template
+from ..template import Constant, Hole, Segment, no_output_reason, parse_template
 from ..wire import Sampling
 from .call import InputBinding, InputPart, OutputBinding, OutputPart, Step, TextPart
 from .transforms import compile_chain
@@ -46,6 +46,7 @@ class _Shaper:
         output_vars: dict[str, Variable],
         max_tokens: int,
     ) -> None:
+        self._body = body
         self._where = where
         self._segments = _parse(body, where)
         self._input_var = input_var
@@ -67,16 +68,19 @@ class _Shaper:
         return self._shape
 
     def _check_names(self) -> None:
-        holes = [segment for segment, _ in self._segments if isinstance(segment, Hole)]
-        outputs = {hole.name for hole in holes if hole.kind == "output"}
+        holes = [(hole, message) for hole, message in self._segments if isinstance(hole, Hole)]
+        outputs = {hole.name for hole, _ in holes if hole.kind == "output"}
         if not outputs:
-            raise TemplateError(f"{self._where}: the template has no {{{{output:name}}}} hole")
-        inputs = {hole.name for hole in holes if hole.kind == "input"}
+            messages = self._body.messages or ()
+            text = "\n".join([self._body.prompt or "", *(message.content for message in messages)])
+            raise TemplateError(f"{self._where}: {no_output_reason(text)}")
+        inputs = {hole.name for hole, _ in holes if hole.kind == "input"}
         bound = {"input": self._inputs.keys() | outputs, "output": self._outputs.keys()}
-        for hole in holes:
+        for hole, message in holes:
             if hole.name not in bound[hole.kind]:
+                place = _place(self._body, self._where, message)
                 raise UnknownPlaceholder(
-                    f"{self._where}, line {hole.line}: {{{{{hole.kind}:{hole.name}}}}} has no binding",
+                    f"{place}, line {hole.line}: {{{{{hole.kind}:{hole.name}}}}} has no binding",
                     param=hole.name,
                 )
         unused = [("input", name) for name in self._inputs if name not in inputs]
@@ -151,7 +155,7 @@ def _parse(body: CallBody, where: str) -> list[tuple[Segment, int]]:
         return [(segment, 0) for segment in parse_template(body.prompt or "", where=where)]
     segments: list[tuple[Segment, int]] = []
     for index, message in enumerate(body.messages):
-        place = f"{where}, message {index} ({message.role})"
+        place = _place(body, where, index)
         for segment in parse_template(message.content, where=place):
             if isinstance(segment, Hole) and segment.kind == "output" and message.role != "assistant":
                 raise TemplateError(
@@ -159,18 +163,25 @@ def _parse(body: CallBody, where: str) -> list[tuple[Segment, int]]:
                     param=segment.name,
                 )
             segments.append((segment, index))
-    _check_across_messages(segments, where)
+    _check_across_messages(body, segments, where)
     return segments
 
 
-def _check_across_messages(segments: list[tuple[Segment, int]], where: str) -> None:
+def _place(body: CallBody, where: str, message: int) -> str:
+    """``where`` and, in a chat, the message, counted from 1: a line says nothing without it."""
+    if body.messages is None:
+        return where
+    return f"{where}, message {message + 1} ({body.messages[message].role})"
+
+
+def _check_across_messages(body: CallBody, segments: list[tuple[Segment, int]], where: str) -> None:
     """What parse_template checks within one template, for all messages together."""
     seen: set[tuple[str, str]] = set()
     for segment, index in segments:
         if not isinstance(segment, Hole):
             continue
         if segment.kind == "output":
-            place = f"{where}, message {index}, line {segment.line}: output {segment.name!r}"
+            place = f"{_place(body, where, index)}, line {segment.line}: output {segment.name!r}"
             if ("output", segment.name) in seen:
                 raise TemplateError(f"{place} appears a second time", param=segment.name)
             if ("input", segment.name) in seen:

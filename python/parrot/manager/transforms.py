@@ -50,30 +50,31 @@ class Chain:
         """Pass a value through all operators. Between them it may be a list, an object or a number; at the
         end text stays as it is and anything else becomes compact JSON.
 
-        Raises :class:`TransformFailed` naming ``where``, the operator, its index and an excerpt.
+        Raises :class:`TransformFailed` naming ``where``, the operator, its place in the chain, counted
+        from 1, and an excerpt.
         """
         if not self._operators:
             return value
         current: Json = value
         steps = [*self._operators, ("result", _final_text)]
-        for index, (op, operator) in enumerate(steps):
+        for number, (op, operator) in enumerate(steps, start=1):
             try:
                 current = operator(current, max_bytes)
             except _Mismatch as error:
                 raise TransformFailed(
-                    f"{where}: transform {index} ({op}): {error}; the value was {_excerpt(current)}"
+                    f"{where}: transform {number} ({op}): {error}; the value was {_excerpt(current)}"
                 ) from None
         return _text(current)
 
 
 def compile_chain(transforms: Sequence[Transform], *, where: str) -> Chain:
-    """Raises :class:`TransformError` naming ``where``, the operator and its index in the chain."""
+    """Raises :class:`TransformError` naming ``where``, the operator and its place in the chain."""
     operators = []
-    for index, transform in enumerate(transforms):
+    for number, transform in enumerate(transforms, start=1):
         try:
             operators.append((transform.op, _compile(transform)))
         except ValueError as error:
-            raise TransformError(f"{where}: transform {index} ({transform.op}): {error}") from None
+            raise TransformError(f"{where}: transform {number} ({transform.op}): {error}") from None
     return Chain("".join(transform.model_dump_json() for transform in transforms), tuple(operators))
 
 

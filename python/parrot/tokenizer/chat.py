@@ -54,7 +54,7 @@ def _split(text: str, roles: Sequence[str]) -> list[str | int]:
     missing = sorted(set(range(len(roles))) - {part for part in chat if isinstance(part, int)})
     if missing:
         raise InvalidRequest(
-            f"the model's chat template leaves out message {missing[0]} (role {roles[missing[0]]!r})",
+            f"the model's chat template leaves out message {missing[0] + 1} ({roles[missing[0]]})",
             param="messages",
         )
     return chat
