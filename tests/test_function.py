@@ -103,11 +103,21 @@ def test_plain_arguments_travel_as_values_and_never_as_template(
     assert "{{input:task}}" in (service.calls[0].prompt or "")
 
 
-@pytest.mark.parametrize("value", [None, b"bytes", object(), [object()]])
-def test_an_argument_without_obvious_text_is_refused(service: StubService, value: object) -> None:
-    with pytest.raises(
-        TypeError, match=r"function 'WritePythonCode' \(.*test_function.py:\d+\): argument 'task'"
-    ):
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, ": is None, .* pass ''"),
+        (WriteTestCode, ": is WriteTestCode itself, .* call it"),
+        (b"bytes", ": an object of type bytes has no obvious text"),
+        (object(), ": an object of type object has no obvious text"),
+        ([object()], ": cannot be written as JSON"),
+    ],
+)
+def test_an_argument_without_obvious_text_is_refused(
+    service: StubService, value: object, reason: str
+) -> None:
+    where = r"function 'WritePythonCode' \(.*test_function.py:\d+\): argument 'task'"
+    with pytest.raises(TypeError, match=where + reason):
         WritePythonCode(value)
 
 
@@ -151,6 +161,12 @@ def test_a_body_may_return_messages(service: StubService) -> None:
         (lambda q: f"{q:>10}{{{{output}}}}", "cannot be formatted with '>10'"),
         (lambda: ["{{output}}"], "item 0 of the returned list is str"),
         (lambda: 7, "but int"),
+        (lambda: None, "has no docstring, and its body returned nothing; forgotten `return`"),
+        (lambda q: f"{q} {{output:y}}", "{output:y} has single braces"),
+        (
+            lambda: [P.system("s"), P.user("\n{{input:b}}"), P.assistant("{{output}}")],
+            r"\), message 2 \(user\), line 2: {{input:b}} is not a parameter",
+        ),
         (
             lambda: [P.user("{{input:q}}"), P.assistant("{{output:q}}")],
             "message 2 .* read before it is produced",
@@ -167,6 +183,34 @@ def test_a_wrong_body_is_a_template_error(body: Any, message: str) -> None:
         P.function(body)("x")
 
 
+@pytest.mark.parametrize(
+    ("docstring", "reason"),
+    [
+        ("Answers.", "its docstring has no holes, and its body returned nothing"),
+        (
+            "{input:q} {output:y}",
+            "{input:q} has single braces .*, {{input:q}}; in an f-string {{{{input:q}}}}",
+        ),
+        ("{{inptu:q}}", "'{{inptu:q}}' is not a hole"),
+    ],
+)
+def test_a_body_without_template_says_what_its_docstring_lacks(docstring: str, reason: str) -> None:
+    def f(q: str) -> None: ...
+
+    f.__doc__ = docstring
+    with pytest.raises(TemplateError, match=reason):
+        P.function(f)("x")
+
+
+def test_a_missing_argument_of_a_chat_names_the_message() -> None:
+    @P.function
+    def chat(q):
+        return [P.system("s"), P.user(q), P.assistant("{{output:a}}")]
+
+    with pytest.raises(UnknownPlaceholder, match=r"\), message 2 \(user\), line 1: no argument 'q'"):
+        chat()
+
+
 def test_a_template_in_a_file_names_the_file_in_errors(service: StubService, tmp_path: Path) -> None:
     file = tmp_path / "review.txt"
     file.write_text("Review {{input:text}}\nfor {{input:reader}}: {{output}}")
@@ -179,7 +223,8 @@ def test_a_template_in_a_file_names_the_file_in_errors(service: StubService, tmp
 
 def test_a_hole_that_is_no_parameter_names_function_and_line() -> None:
     with pytest.raises(
-        UnknownPlaceholder, match=r"function 'f' \(.*test_function.py:\d+\), line 2: .*input:tsak"
+        UnknownPlaceholder,
+        match=r"function 'f' \(.*test_function.py:\d+\), line 2: .*input:tsak.*did you mean 'task'",
     ) as e:
 
         @P.function
@@ -205,7 +250,11 @@ def test_a_parameter_without_hole_is_refused() -> None:
         ("{{output:a}}\n{{output:a}}", "line 2: output 'a' appears a second time"),
         ("{{input:a}}\n\n{{output:a}}", "line 3: output 'a' is read on line 1"),
         ("{{input:a b}}{{output}}", "line 1: .* needs a name"),
-        ("{{input:a}}", "has no {{output:name}}"),
+        ("{{input:a}}", "has no {{output:name}}$"),
+        (
+            "{{input:a}} {output:y}",
+            "{output:y} has single .*, {{output:y}}; in an f-string {{{{output:y}}}}$",
+        ),
     ],
 )
 def test_a_bad_template_names_the_line(text: str, message: str) -> None:
@@ -225,9 +274,12 @@ def test_variable_parameters_are_refused() -> None:
     ("args", "kwargs", "message"),
     [
         ((), {}, "line 1: no argument 'question' for {{input:question}}"),
-        (("a", "b"), {}, "2 arguments for 1 positional parameters: question"),
         (("a",), {"question": "b"}, "argument 'question' is given twice"),
-        (("a",), {"qestion": "b"}, "no placeholder 'qestion'; placeholders: question, thought, answer"),
+        (
+            ("a",),
+            {"qestion": "b"},
+            "no placeholder 'qestion'; placeholders: question, thought, answer; did you mean 'question'",
+        ),
     ],
 )
 def test_wrong_arguments_name_function_and_placeholder(
@@ -245,7 +297,9 @@ def test_defaults_are_arguments_too(service: StubService) -> None:
     f("a").get()
     f("a", style="bold").get()
     assert [placeholders(service, call)["style"].value for call in (0, 1)] == ["plain", "bold"]
-    with pytest.raises(UnknownPlaceholder, match="2 arguments for 1"):
+    with pytest.raises(
+        TypeError, match=r"function 'f' \(.*test_function.py:\d+\) takes 1 .*\(text\), but 2 were"
+    ):
         f("a", "bold")
 
 
@@ -344,8 +398,23 @@ def test_a_typed_result_is_refused_and_not_ignored() -> None:
 def test_a_sampling_option_out_of_range_is_named(option: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=f"P.Output: {option}"):
         P.Output(**{option: value})
-    with pytest.raises(TypeError, match="no option 'max_token'"):
-        P.Output(max_token=3)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("max_token", 3, "no option 'max_token'; options: max_tokens, .*; did you mean 'max_tokens'"),
+        ("max_tokens", "60", "max_tokens='60' is not a whole number"),
+        ("max_tokens", True, "max_tokens=True is not a whole number"),
+        ("seed", 1.5, "seed=1.5 is not a whole number"),
+        ("temperature", False, "temperature=False is not a number"),
+        ("top_p", None, "top_p=None is not a number"),
+        ("ignore_eos", "no", "ignore_eos='no' is not True or False"),
+    ],
+)
+def test_a_sampling_option_of_another_type_is_refused(option: str, value: object, reason: str) -> None:
+    with pytest.raises(TypeError, match=f"P.Output.*{reason}"):
+        P.Output(**{option: value})
 
 
 def test_the_guide_runs_as_written(service: StubService) -> None:

@@ -42,6 +42,12 @@ def test_only_text_is_a_value() -> None:
         P.SemanticVariable(name="two words")
 
 
+def test_adding_text_to_a_variable_says_what_to_do_instead() -> None:
+    for add in (lambda v: v + "x", lambda v: "x" + v, lambda v: v + v):
+        with pytest.raises(TypeError, match=r"variable 'code' .* template.* or use P\.join"):
+            add(P.variable(name="code"))
+
+
 def test_half_of_a_surrogate_pair_is_refused_where_it_is_written(service: StubService) -> None:
     half = "a\ud800"
     declared = P.SemanticVariable(name="goal")

@@ -62,14 +62,20 @@ def parse_template(text: str, *, where: str = "template") -> tuple[Segment, ...]
 
 
 def no_output_reason(text: str) -> str:
-    """What is wrong with a template that has no output: single braces, or just no hole for one."""
-    reason = "the template has no {{output:name}}"
-    single = _SINGLE_BRACES.search(text)
-    if single is None:
-        return reason
+    """What is wrong with a template that has no output."""
+    hint = single_brace_hint(text)
+    return "the template has no {{output:name}}" + (f", and {hint}" if hint else "")
+
+
+def single_brace_hint(text: str) -> str | None:
+    """What is wrong with the first hole in single braces, if there is one."""
+    found = _SINGLE_BRACES.search(text)
+    if found is None:
+        return None
+    single = found.group(0)
     return (
-        f"{reason}, and {single.group(0)} has single braces and is no hole: "
-        f"write double braces, {{{single.group(0)}}}; in an f-string {{{{{{{single.group(0)}}}}}}}"
+        f"{single} has single braces and is no hole: "
+        f"write double braces, {{{single}}}; in an f-string {{{{{{{single}}}}}}}"
     )
 
 

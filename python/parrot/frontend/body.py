@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import TemplateError, UnsupportedParameter
+from ..template import parse_template, single_brace_hint
 from .prompt import Marker, Prompt, chat_prompt, text_prompt
 from .signature import Parameter
 
@@ -32,7 +33,10 @@ def build_prompt(body: Body, docstring: str, parameters: Sequence[Parameter], wh
     if isinstance(returned, (list, tuple)):
         return chat_prompt(returned, where)
     if returned is None:
-        text_prompt(docstring, where)  # names a misspelt hole, if that is what is wrong
+        parse_template(docstring, where=where)  # names a misspelt hole, if that is what is wrong
+        lack = "its docstring has no holes" if docstring else "it has no docstring"
+        reason = single_brace_hint(docstring) or "its body returned nothing; forgotten `return`?"
+        raise TemplateError(f"{where}: {lack}, and {reason}")
     raise TemplateError(
         f"{where}: neither its docstring has holes nor does the body return a template (text, or a list of "
         f"P.system, P.user and P.assistant), but {type(returned).__name__}"

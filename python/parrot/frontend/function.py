@@ -9,7 +9,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -19,7 +19,7 @@ from ..api import CallBody, MessageBody, PlaceholderBody
 from ..errors import DoubleProducer, UnknownPlaceholder
 from .body import build_prompt, has_holes, refuse_typed_result
 from .connection import session_for_call
-from .options import Output, Perf, check_text, invalid, refuse, to_perf
+from .options import Output, Perf, check_text, did_you_mean, invalid, refuse, to_perf
 from .prompt import Prompt, check_parameters, text_prompt
 from .signature import Parameter, bind, parameters_of
 from .values import Outputs, to_text
@@ -41,6 +41,9 @@ class Options:
         if self.outputs is None or isinstance(self.outputs, Output):
             return self.outputs
         return self.outputs.get(name)
+
+
+_OPTIONS = tuple(field.name for field in fields(Options))
 
 
 class Function:
@@ -80,7 +83,7 @@ class Function:
         **unsupported: object,
     ) -> Function:
         """The same function under other options; what is not given stays."""
-        refuse(unsupported, f"{self.__name__}.with_options")
+        refuse(unsupported, f"{self.__name__}.with_options", _OPTIONS)
         options = replace(
             self._options,
             model=model or self._options.model,
@@ -94,8 +97,8 @@ class Function:
 
         Arguments are variables or plain Python values, by position or name. An output's name takes a
         variable made beforehand. Raises :class:`UnknownPlaceholder` for a missing or unknown argument,
-        :class:`DoubleProducer` for an output that has a producer or a value already, and
-        :class:`InvalidRequest` for a variable of another session.
+        :class:`TypeError` for too many or one without text, :class:`DoubleProducer` for an output that has a
+        producer or a value already, and :class:`InvalidRequest` for a variable of another session.
         """
         prompt = self.prompt
         bound = bind(self._parameters, prompt, args, kwargs, self._where)
@@ -172,7 +175,7 @@ class Function:
             if name not in prompt.outputs:
                 raise UnknownPlaceholder(
                     f"{self._where}: outputs= names {name!r}, but the template has no {{{{output:{name}}}}}; "
-                    f"outputs: {', '.join(prompt.outputs)}",
+                    f"outputs: {', '.join(prompt.outputs)}{did_you_mean(name, prompt.outputs)}",
                     param=name,
                 )
 
@@ -209,7 +212,7 @@ def function(
     ``objective`` labels every call at submit. Raises :class:`TemplateError` for a bad docstring template and
     :class:`UnsupportedParameter` for options of a later version.
     """
-    refuse(unsupported, "P.function")
+    refuse(unsupported, "P.function", _OPTIONS)
     options = Options(model, None if objective is None else to_perf(objective), outputs)
     if body is None:
         return lambda decorated: _from_body(decorated, options)
@@ -229,7 +232,7 @@ def template(
 
     Its parameters are its input holes, in order of appearance. Raises :class:`TemplateError`.
     """
-    refuse(unsupported, "P.template")
+    refuse(unsupported, "P.template", ("name", *_OPTIONS))
     if isinstance(source, str):
         text, name, place = source, name or "template", "P.template"
     else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from pydantic import ValidationError
@@ -56,21 +58,30 @@ def check_timeout(timeout: float | None) -> None:
         raise TypeError(f"timeout={timeout!r} is not a number of seconds, nor None")
 
 
-def refuse(options: Mapping[str, object], where: str) -> None:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the known name that it resembles, if any does."""
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def refuse(options: Mapping[str, object], where: str, known: Sequence[str]) -> None:
     """Raise for keyword options that this version does not implement (:class:`UnsupportedParameter`) or that
-    do not exist (:class:`TypeError`)."""
+    do not exist (:class:`TypeError`, with the ``known`` ones)."""
     for name in options:
         if name in _NOT_YET:
             raise UnsupportedParameter(f"{where}: {name}= is not supported by this version", param=name)
-        raise TypeError(f"{where} has no option {name!r}")
+        raise TypeError(
+            f"{where} has no option {name!r}; options: {', '.join(known)}{did_you_mean(name, known)}"
+        )
 
 
 class Output:
     """How one output of a semantic function is decoded.
 
     ``max_tokens`` None leaves the limit to the service; ``temperature`` 0 is greedy; decoding ends before
-    the first of the ``stop`` strings. Raises :class:`InvalidRequest` for a value out of range and
-    :class:`UnsupportedParameter` for an option of a later version.
+    the first of the ``stop`` strings. Raises :class:`TypeError` for a value of another type,
+    :class:`InvalidRequest` for one out of range and :class:`UnsupportedParameter` for an option of a later
+    version.
     """
 
     __slots__ = ("sampling",)
@@ -86,7 +97,10 @@ class Output:
         ignore_eos: bool = False,
         **unsupported: object,
     ) -> None:
-        refuse(unsupported, "P.Output")
+        refuse(unsupported, "P.Output", list(SamplingBody.model_fields))
+        _check_types(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        if not isinstance(ignore_eos, bool):
+            raise TypeError(f"P.Output: ignore_eos={ignore_eos!r} is not True or False")
         try:
             self.sampling = SamplingBody(
                 max_tokens=max_tokens,
@@ -102,6 +116,17 @@ class Output:
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.sampling if value not in (None, ()))
         return f"Output({shown})"
+
+
+def _check_types(**options: object) -> None:
+    for name, value in options.items():
+        is_whole = name in ("max_tokens", "seed")
+        if value is None and is_whole:
+            continue
+        kind = numbers.Integral if is_whole else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, kind):
+            wanted = "a whole number, nor None" if is_whole else "a number"
+            raise TypeError(f"P.Output: {name}={value!r} is not {wanted}")
 
 
 def invalid(where: str, error: ValidationError) -> InvalidRequest:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn
 
 from ..errors import TemplateError, UnknownPlaceholder
-from ..template import Hole, parse_template
+from ..template import Hole, no_output_reason, parse_template
+from .options import did_you_mean
 
 Role = Literal["system", "user", "assistant"]
 
@@ -92,19 +93,20 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A checked prompt: ``text`` or ``messages``, unrendered. ``inputs`` and ``outputs`` map each name to its
-    first hole, in order of appearance; an output that is read again later is no input."""
+    """A checked prompt: ``text`` or ``messages``, unrendered. ``inputs`` and ``outputs`` map each name to
+    where its first hole is, in words, in order of appearance; an output that is read again later is no
+    input."""
 
     text: str | None
     messages: tuple[Message, ...] | None
-    inputs: dict[str, Hole]
-    outputs: dict[str, Hole]
+    inputs: dict[str, str]
+    outputs: dict[str, str]
 
 
 def text_prompt(text: str, where: str) -> Prompt:
     """A prompt of one template. ``where`` begins every error message."""
     holes = _holes(text, where)
-    return Prompt(text, None, *_bind_names([(where, hole) for hole in holes], where))
+    return Prompt(text, None, *_bind_names([(where, hole) for hole in holes], where, text))
 
 
 def chat_prompt(messages: Sequence[object], where: str) -> Prompt:
@@ -126,40 +128,42 @@ def chat_prompt(messages: Sequence[object], where: str) -> Prompt:
                 )
             holes.append((place, hole))
         checked.append(message)
-    return Prompt(None, tuple(checked), *_bind_names(holes, where))
+    text = "\n".join(message.content for message in checked)
+    return Prompt(None, tuple(checked), *_bind_names(holes, where, text))
 
 
 def _holes(text: str, where: str) -> list[Hole]:
     return [segment for segment in parse_template(text, where=where) if isinstance(segment, Hole)]
 
 
-def _bind_names(holes: Iterable[tuple[str, Hole]], where: str) -> tuple[dict[str, Hole], dict[str, Hole]]:
-    inputs: dict[str, Hole] = {}
-    outputs: dict[str, Hole] = {}
-    for place, hole in holes:
+def _bind_names(
+    holes: Iterable[tuple[str, Hole]], where: str, text: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    for template, hole in holes:
+        place = f"{template}, line {hole.line}"
         if hole.kind == "input":
             if hole.name not in outputs:
-                inputs.setdefault(hole.name, hole)
+                inputs.setdefault(hole.name, place)
         elif hole.name in outputs or hole.name in inputs:
             earlier = "produced twice" if hole.name in outputs else "read before it is produced"
-            raise TemplateError(
-                f"{place}, line {hole.line}: output {hole.name!r} is {earlier}", param=hole.name
-            )
+            raise TemplateError(f"{place}: output {hole.name!r} is {earlier}", param=hole.name)
         else:
-            outputs[hole.name] = hole
+            outputs[hole.name] = place
     if not outputs:
-        raise TemplateError(f"{where}: the template has no {{{{output:name}}}}")
+        raise TemplateError(f"{where}: {no_output_reason(text)}")
     return inputs, outputs
 
 
 def check_parameters(prompt: Prompt, parameters: Sequence[str], where: str) -> None:
     """Raise :class:`UnknownPlaceholder` unless input holes and parameters name the same things. A parameter
     may also name an output: the variable passed for it is then produced by the call."""
-    for name, hole in prompt.inputs.items():
+    for name, place in prompt.inputs.items():
         if name not in parameters:
             raise UnknownPlaceholder(
-                f"{where}, line {hole.line}: {{{{input:{name}}}}} is not a parameter; "
-                f"parameters: {', '.join(parameters) or 'none'}",
+                f"{place}: {{{{input:{name}}}}} is not a parameter; "
+                f"parameters: {', '.join(parameters) or 'none'}{did_you_mean(name, parameters)}",
                 param=name,
             )
     for name in parameters:

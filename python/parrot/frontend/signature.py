@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TemplateError, UnknownPlaceholder
+from .options import did_you_mean
 from .prompt import Prompt
 
 
@@ -51,8 +52,8 @@ def bind(
 ) -> dict[str, object]:
     """Each argument under the name of its hole, defaults filled in.
 
-    Raises :class:`UnknownPlaceholder` for an argument that is missing (with the line of its hole), unknown,
-    given twice, or one too many.
+    Raises :class:`UnknownPlaceholder` for an argument that is missing (with the line of its hole), unknown
+    or given twice, and :class:`TypeError` for one too many.
     """
     bound = _positional(parameters, args, where)
     names = {parameter.name for parameter in parameters}
@@ -60,16 +61,20 @@ def bind(
         if name in bound:
             raise UnknownPlaceholder(f"{where}: argument {name!r} is given twice", param=name)
         if name not in names and name not in prompt.outputs:
-            known = ", ".join([*(parameter.name for parameter in parameters), *prompt.outputs])
-            raise UnknownPlaceholder(f"{where}: no placeholder {name!r}; placeholders: {known}", param=name)
+            known = [*(parameter.name for parameter in parameters), *prompt.outputs]
+            raise UnknownPlaceholder(
+                f"{where}: no placeholder {name!r}; "
+                f"placeholders: {', '.join(known)}{did_you_mean(name, known)}",
+                param=name,
+            )
         bound[name] = value
     for parameter in parameters:
         if parameter.name in bound or parameter.name in prompt.outputs:
             continue
         if parameter.required:
-            line = prompt.inputs[parameter.name].line
+            place = prompt.inputs[parameter.name]
             raise UnknownPlaceholder(
-                f"{where}, line {line}: no argument {parameter.name!r} for {{{{input:{parameter.name}}}}}",
+                f"{place}: no argument {parameter.name!r} for {{{{input:{parameter.name}}}}}",
                 param=parameter.name,
             )
         bound[parameter.name] = parameter.default
@@ -79,7 +84,7 @@ def bind(
 def _positional(parameters: Sequence[Parameter], args: Sequence[object], where: str) -> dict[str, object]:
     names = [parameter.name for parameter in parameters if parameter.by_position]
     if len(args) > len(names):
-        raise UnknownPlaceholder(
-            f"{where}: {len(args)} arguments for {len(names)} positional parameters: {', '.join(names)}"
-        )
+        takes = f"{len(names)} positional argument{'' if len(names) == 1 else 's'}"
+        listed = f" ({', '.join(names)})" if names else ""
+        raise TypeError(f"{where} takes {takes}{listed}, but {len(args)} were given")
     return dict(zip(names, args, strict=False))

@@ -51,4 +51,9 @@ def to_text(value: object) -> str:
             ) from None
     if isinstance(value, Outputs):
         raise TypeError(f"is a call's set of outputs; pass one of them: {value!r}")
-    raise TypeError(f"a {type(value).__name__} has no obvious text; convert it with str()")
+    if value is None:
+        raise TypeError("is None, which has no text; pass '' to leave it empty (forgotten `return`?)")
+    if callable(value):
+        name = getattr(value, "__name__", type(value).__name__)
+        raise TypeError(f"is {name} itself, not what it returns; call it and pass the result")
+    raise TypeError(f"an object of type {type(value).__name__} has no obvious text; convert it with str()")

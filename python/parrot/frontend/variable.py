@@ -255,6 +255,14 @@ class SemanticVariable:
             "argument, or use .get() for its value"
         )
 
+    def __add__(self, other: object) -> NoReturn:
+        raise TypeError(
+            f"variable {self.name!r} has no text yet to add to: put it into a template, by passing it to a "
+            "semantic function or with .template('... {{value}}'), or use P.join"
+        )
+
+    __radd__ = __add__
+
     def __repr__(self) -> str:
         state = "failed" if self._error else "pending" if self._value is None else "ready"
         return f"<SemanticVariable {self.id} {state}>"
