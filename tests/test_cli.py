@@ -118,6 +118,19 @@ def test_models_are_listed_with_what_is_missing(monkeypatch: pytest.MonkeyPatch,
     ]
 
 
+def test_the_version_is_printed() -> None:
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"parrot {parrot.__version__}\n")
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["manager"], ["engine"], ["model"], ["model", "path"]])
+def test_h_is_help_everywhere(command: list[str]) -> None:
+    short, long = (CliRunner().invoke(cli.app, [*command, option]) for option in ("-h", "--help"))
+    assert short.exit_code == 0
+    assert "Usage:" in short.output
+    assert short.output == long.output
+
+
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("optional", 0), ("broken", 1)])
 def test_doctor_fails_only_if_something_needed_is_broken(
     monkeypatch: pytest.MonkeyPatch, status: str, code: int

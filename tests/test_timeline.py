@@ -76,7 +76,7 @@ def test_every_call_has_a_lane_with_its_engine_and_tokens() -> None:
     texts = [element.text for element in ET.fromstring(svg).iter(f"{SVG}text")]
     labels = ["step 1", "step 2", "step 3", "step 4", "end"]
     assert [text for text in texts if text in labels] == labels
-    assert texts.count("engine-0  262 in (25 cached), 25 out") == 5
+    assert texts.count("engine-0: 262 in (25 cached), 25 out") == 5
     assert len({bar.get("y") for bar in bars(svg, "decode")}) == 5
 
 

@@ -30,6 +30,7 @@ _NOTE_WIDTH = 250
 _PLOT_WIDTH = _WIDTH - _LABEL_WIDTH - _NOTE_WIDTH
 _LANE_HEIGHT = 20
 _BAR_HEIGHT = 12
+_THIN_HEIGHT = 6
 _HEADER_HEIGHT = 76
 _TITLE_HEIGHT = 44
 _AXIS_HEIGHT = 40
@@ -169,7 +170,7 @@ def _draw_axis(top: int, bottom: int, span_us: int) -> Iterator[str]:
 
 def _bar(kind: Kind, x: float, y: float, width: float, tip: str = "") -> str:
     """A rectangle; time in which nothing happens for the call is drawn thin."""
-    height = 3 if kind in ("waiting", "network") else _BAR_HEIGHT
+    height = _THIN_HEIGHT if kind in ("waiting", "network") else _BAR_HEIGHT
     top = y + (_BAR_HEIGHT - height) / 2
     hover = f"<title>{escape(tip)}</title>" if tip else ""
     return (
@@ -181,4 +182,4 @@ def _call_note(call: CallView) -> str:
     if call.state != "done":
         return call.state
     cached = f" ({call.cached_tokens} cached)" if call.cached_tokens else ""
-    return f"{call.engine}  {call.prompt_tokens} in{cached}, {call.output_tokens} out"
+    return f"{call.engine}: {call.prompt_tokens} in{cached}, {call.output_tokens} out"

@@ -17,6 +17,7 @@ from ..errors import ParrotError
 Status = Literal["ok", "optional", "broken"]
 TORCH_RANGE = ((2, 11), (2, 14))  # half-open, as in the extra "torch"
 _NEEDED_MEMORY_MIB = 1536  # SmolLM2 in float32, its KV cache, and two Python processes
+_HEALTH_TIMEOUT_S = 2.0
 _MODULES = ("fastapi", "gguf", "httpx", "jinja2", "jsonpath_ng", "msgspec", "numpy", "pydantic", "zmq")
 _MORE_MODULES = ("rich", "safetensors", "tokenizers", "typer", "uvicorn", "uvloop")
 
@@ -132,7 +133,9 @@ def check_model(model: str) -> Check:
 
 
 def check_port(port: int) -> Check:
-    """The service's port can be bound on the loopback interface."""
+    """The service's port can be bound on the loopback interface, or Parrot serves there already."""
+    if _serves_parrot(port):
+        return Check("port", "ok", f"parrot is serving on 127.0.0.1:{port}")
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -141,6 +144,18 @@ def check_port(port: int) -> Check:
             fix = "stop what listens there, or serve with another --port (0 takes a free one)"
             return Check("port", "broken", f"127.0.0.1:{port}: {error.strerror}", fix)
     return Check("port", "ok", f"127.0.0.1:{port} is free")
+
+
+def _serves_parrot(port: int) -> bool:
+    import httpx
+
+    try:
+        health = httpx.get(
+            f"http://127.0.0.1:{port}/health", timeout=_HEALTH_TIMEOUT_S, trust_env=False
+        ).json()
+    except (httpx.HTTPError, ValueError):
+        return False
+    return isinstance(health, dict) and health.get("service") == "parrot"
 
 
 def check_memory() -> Check:

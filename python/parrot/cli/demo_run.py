@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,12 +90,14 @@ def _start_service(progress: Progress, rtt_s: float) -> tuple[str, tuple[EngineV
     task = progress.add_task("starting manager and engine", total=None)
     url = start_service(rtt_s)
     progress.update(task, visible=False)
+    _print_plain(progress, "manager and engine are up")
     return url, engine_views(url)
 
 
 @contextmanager
 def _count_calls(progress: Progress, url: str, way: str, total: int) -> Iterator[None]:
     """Show how many calls of a run have ended, while it runs."""
+    begin_s = time.monotonic()
     task = progress.add_task(way, total=total)
     before = len(ended_calls(url))
     stop = threading.Event()
@@ -111,6 +114,13 @@ def _count_calls(progress: Progress, url: str, way: str, total: int) -> Iterator
         stop.set()
         thread.join()
         progress.update(task, completed=total)
+    _print_plain(progress, f"{way}: {total} calls ended after {time.monotonic() - begin_s:.1f} s")
+
+
+def _print_plain(progress: Progress, line: str) -> None:
+    """What the bars say, where there are none because standard output is not a terminal."""
+    if progress.disable:
+        progress.console.print(line, highlight=False)
 
 
 def _progress(console: Console) -> Progress:
@@ -120,14 +130,20 @@ def _progress(console: Console) -> Progress:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    return Progress(*columns, console=console)
+    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def _draw(options: DemoOptions, heading: str, parrot: Run, twin: Run) -> None:
     rtt_us = options.rtt_ms * 1000
     tracks = [
         to_track(parrot, "Parrot", "the graph in one request, one round trip", rtt_us, one_trip=True),
-        to_track(twin, "Client-orchestrated twin", "one round trip per call", rtt_us, one_trip=False),
+        to_track(
+            twin,
+            "Client-orchestrated twin",
+            "one round trip per call; numbered as they arrived",
+            rtt_us,
+            one_trip=False,
+        ),
     ]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(render_svg(heading, tracks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -13,6 +14,7 @@ app = typer.Typer(
     name="parrot",
     help="Serves LLM applications: whole graphs of prompt templates joined by Semantic Variables.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -22,6 +24,23 @@ app.command()(serve.engine)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
 app.add_typer(model.app, name="model")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        typer.echo(f"parrot {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def global_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
 
 
 def main() -> None:

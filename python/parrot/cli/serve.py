@@ -13,7 +13,13 @@ from ..config import DEFAULT_MODEL, DType, EngineConfig, ManagerConfig, check_ra
 Model = Annotated[str, typer.Option(help="smollm2, a Hugging Face directory, or a GGUF file.")]
 Host = Annotated[str, typer.Option(help="Address of the HTTP API.")]
 Port = Annotated[int, typer.Option(help="Port of the HTTP API; 0 takes a free one.")]
-EnginePort = Annotated[int, typer.Option(help="Port that engines join at; 0 takes a free one.")]
+EnginePort = Annotated[
+    int,
+    typer.Option(
+        help="Port that engines join at; 0 takes a free one: the line printed when the API answers says "
+        "which, and so does engine_address in the ready file."
+    ),
+]
 SessionIdle = Annotated[float, typer.Option("--session-idle-s", help="A session ends after so long unused.")]
 ReadyFile = Annotated[
     Path | None, typer.Option(help="Written as JSON (url, engine_address, pid) once the API answers.")
@@ -49,7 +55,9 @@ def serve(
     parent_pipe: ParentPipe = False,
     verbose: Verbose = False,
 ) -> None:
-    """Serve a model: a manager and the engines it keeps alive, on this machine."""
+    """Serve a model: a manager and the engines it keeps alive, on this machine.
+
+    More engines can join with `parrot engine --manager tcp://127.0.0.1:PORT`, PORT being the engine port."""
     check_range("engines", engines, 1, 64)
     manager_config = ManagerConfig(
         model=model,
@@ -86,7 +94,9 @@ def manager(
     parent_pipe: ParentPipe = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run a manager alone; engines join it with `parrot engine --manager tcp://127.0.0.1:8643`."""
+    """Run a manager alone.
+
+    Engines join it with `parrot engine --manager tcp://127.0.0.1:PORT`, PORT being the engine port."""
     config = ManagerConfig(
         model=model,
         host=host,

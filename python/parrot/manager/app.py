@@ -20,9 +20,10 @@ from .supervisor import Supervisor
 
 
 class Health(BaseModel):
-    """The process answers."""
+    """The process answers; ``service`` tells it from others on the port."""
 
     status: Literal["ok"] = "ok"
+    service: Literal["parrot"] = "parrot"
 
 
 class Ready(BaseModel):

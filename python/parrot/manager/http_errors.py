@@ -118,7 +118,7 @@ def _finding(item: Any) -> tuple[str, str]:
 def _http_exception_response(error: HTTPException) -> JSONResponse:
     detail = str(error.detail)
     if error.status_code == 404:
-        return error_response(NotFound("no such route"))
+        return error_response(NotFound("no such route; /docs and /openapi.json list what there is"))
     if error.status_code == 413:
         return error_response(RequestTooLarge(detail))
     response = error_response(InvalidRequest(detail))
