@@ -1,18 +1,20 @@
 // Text for error messages without <sstream>: a process may hold a second C++ library, bundled by another
-// extension, and stream constructors have crashed there on the locale that the two do not share.
+// extension, and stream constructors have crashed there on the locale that the two do not share. C++17, as
+// CUDA sources are where CMake is older than 3.28.
 #pragma once
 
-#include <concepts>
 #include <string>
-#include <string_view>
+#include <type_traits>
 
 namespace parrot {
 
-inline void append(std::string& text, std::string_view part) { text += part; }
-template <class Number>
-    requires std::integral<Number> || std::floating_point<Number>
-void append(std::string& text, Number part) {
-    text += std::to_string(part);
+template <class Part>
+void append(std::string& text, const Part& part) {
+    if constexpr (std::is_arithmetic_v<Part>) {
+        text += std::to_string(part);
+    } else {
+        text += part;
+    }
 }
 
 // The parts one after the other; numbers in decimal.
