@@ -1,6 +1,6 @@
-// Text for error messages without <sstream>. An error formatted by a string stream crashed once, with Python 3.12
-// and many other extensions loaded; the suspicion is a second C++ library in the process, whose locale a stream
-// then shares. C++17, as CUDA sources are where CMake is older than 3.28.
+// Text for error messages without <sstream>. An error formatted by a string stream crashed once, with
+// Python 3.12 and many other extensions loaded; the suspicion is a second C++ library in the process, whose
+// locale a stream then shares. C++17, as CUDA sources are where CMake is older than 3.28.
 #pragma once
 
 #include <string>
