@@ -95,6 +95,26 @@ def plan_attention(
     [., 8], ``members`` [., 2] and ``part_begin`` [>= n + 1] (csrc/kvcache/attention_plan.h) and returns
     (entries, members, parts) used. Raises ValueError for a bad length or block, or a buffer too small."""
 
+def cpu_isas() -> list[str]:
+    """Instruction sets of the CPU kernels that this CPU supports, each with the ones before it: "scalar",
+    "avx2", "avx512", "avx512bf16"."""
+
+def cpu_isa() -> str:
+    """The set in use: the last of :func:`cpu_isas`, unless the environment's PARROT_CPU_ISA or
+    :func:`set_cpu_isa` say otherwise. Raises ValueError for a wrong PARROT_CPU_ISA."""
+
+def set_cpu_isa(isa: str) -> None:
+    """Use another set in this process; "" as at the start. Raises ValueError for one that is not supported."""
+
+def cpu_threads() -> int:
+    """Threads that a CPU kernel uses unless told otherwise; at first the CPUs this process may run on."""
+
+def set_cpu_threads(num_threads: int) -> None:
+    """Raises ValueError outside [1, 1024]."""
+
+def count_cpu_parts(num_parts: int, repeats: int = 1) -> list[int]:
+    """How often each part ran over ``repeats`` parallel regions of ``num_parts`` (for tests and timing)."""
+
 Reason = Literal["group", "sharers", "prefix", "alone"]
 
 class Placement:
