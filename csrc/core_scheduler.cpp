@@ -1,15 +1,14 @@
-// Binds csrc/scheduler: argument checks, numpy views, and errors to KeyError and ValueError.
+// Binds the Scheduler of csrc/scheduler, and its errors to KeyError and ValueError.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
 
+#include "core_arrays.h"
 #include "scheduler/errors.h"
-#include "scheduler/prefix_index.h"
 #include "scheduler/scheduler.h"
 
 namespace py = pybind11;
@@ -21,36 +20,8 @@ namespace {
 using scheduler::Candidate;
 using scheduler::HashKey;
 using scheduler::Placement;
-using scheduler::PrefixIndex;
 using scheduler::Reason;
 using scheduler::Scheduler;
-
-HashKey hash_key_of(const py::bytes& bytes) {
-    const std::string_view view = bytes;
-    if (view.size() != sizeof(HashKey)) {
-        throw std::invalid_argument("hash_key has " + std::to_string(view.size()) + " bytes, not 16");
-    }
-    HashKey key;
-    std::memcpy(&key, view.data(), sizeof(key));
-    return key;
-}
-
-// A one-dimensional C-contiguous int32 array, as it is: nothing is converted or copied.
-std::span<const int32_t> int32_view(const char* name, const py::object& value) {
-    if (!py::isinstance<py::array_t<int32_t>>(value)) {
-        const bool is_array = py::isinstance<py::array>(value);
-        const auto type = is_array ? py::object(value.attr("dtype")) : py::object(py::type::of(value));
-        throw std::invalid_argument(std::string(name) + " has type " + std::string(py::str(type)) +
-                                    ", not a numpy array of int32");
-    }
-    const auto array = py::reinterpret_borrow<py::array>(value);
-    if (array.ndim() != 1 || (array.flags() & py::array::c_style) == 0) {
-        throw std::invalid_argument(std::string(name) + " of shape " +
-                                    std::string(py::str(value.attr("shape"))) +
-                                    " is not one-dimensional and C-contiguous");
-    }
-    return {static_cast<const int32_t*>(array.data()), static_cast<size_t>(array.size())};
-}
 
 const char* reason_name(const Placement& placement) {
     switch (placement.reason) {
@@ -93,34 +64,6 @@ void bind_values(py::module_& module) {
         .def_readonly("score_us", &Candidate::score_us);
 }
 
-void bind_prefix_index(py::module_& module) {
-    py::class_<PrefixIndex>(module, "PrefixIndex", "Keyed 128-bit chained hashes of token prefixes.")
-        .def(py::init([](const py::bytes& hash_key, bool constant_hash) {
-                 return std::make_unique<PrefixIndex>(hash_key_of(hash_key), constant_hash);
-             }),
-             "hash_key"_a, "constant_hash"_a = false)
-        .def(
-            "insert",
-            [](PrefixIndex& index, int64_t owner, int64_t domain, const py::object& token_ids,
-               const py::object& boundaries) {
-                index.insert(owner, domain, int32_view("token_ids", token_ids),
-                             int32_view("boundaries", boundaries));
-            },
-            "owner"_a, "domain"_a, "token_ids"_a, "boundaries"_a)
-        .def("remove", &PrefixIndex::remove, "owner"_a)
-        .def("shorten", &PrefixIndex::shorten, "owner"_a, "length"_a)
-        .def(
-            "match",
-            [](const PrefixIndex& index, int64_t domain, const py::object& token_ids,
-               const py::object& boundaries) {
-                return index.match(domain, int32_view("token_ids", token_ids),
-                                   int32_view("boundaries", boundaries));
-            },
-            "domain"_a, "token_ids"_a, "boundaries"_a)
-        .def("__len__", &PrefixIndex::size)
-        .def_property_readonly("num_collisions", &PrefixIndex::num_collisions);
-}
-
 std::unique_ptr<Scheduler> make_scheduler(const py::bytes& hash_key, bool group_placement,
                                           bool prefix_affinity, bool objective_aware, bool application_order,
                                           int64_t latency_capacity_tokens, int64_t aging_us,
@@ -147,12 +90,12 @@ void add_engine(Scheduler& scheduler, int64_t engine_id, double base_us, double 
 
 void submit(Scheduler& scheduler, int64_t call_id, int64_t app_id, int64_t app_arrival_us, int64_t now_us,
             int64_t domain, bool latency, int64_t group_id, int32_t depth, const py::object& token_ids,
-            const py::object& boundaries, int32_t max_new_tokens) {
+            const py::object& boundaries, int32_t max_new_tokens, int64_t model, int64_t adapter) {
     scheduler.submit({.call_id = call_id,
                       .app_id = app_id,
                       .app_arrival_us = app_arrival_us,
                       .submit_us = now_us,
-                      .domain = domain,
+                      .scope = {.model = model, .adapter = adapter, .domain = domain},
                       .latency = latency,
                       .group_id = group_id,
                       .depth = depth,
@@ -171,7 +114,7 @@ void bind_scheduler_class(py::module_& module) {
         .def("remove_engine", &Scheduler::remove_engine, "engine_id"_a)
         .def("submit", &submit, "call_id"_a, py::kw_only(), "app_id"_a, "app_arrival_us"_a, "now_us"_a,
              "domain"_a, "latency"_a, "group_id"_a, "depth"_a, "token_ids"_a, "boundaries"_a,
-             "max_new_tokens"_a)
+             "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0)
         .def("set_objective", &Scheduler::set_objective, "call_id"_a, py::kw_only(), "latency"_a,
              "group_id"_a, "depth"_a)
         .def("cancel", &Scheduler::cancel, "call_id"_a)
@@ -198,7 +141,6 @@ void bind_scheduler(py::module_& module) {
         }
     });
     bind_values(module);
-    bind_prefix_index(module);
     bind_scheduler_class(module);
 }
 

@@ -53,11 +53,16 @@ def test_a_prefix_is_not_confused_with_its_zero_padding(index: PrefixIndex) -> N
     assert index.match(0, ids(7, 0), ids(1, 2)) == [(1, [1])]
 
 
-def test_domains_do_not_see_each_other(index: PrefixIndex) -> None:
-    index.insert(1, 10, ids(1, 2, 3), ids(2, 3))
-    assert index.match(11, ids(1, 2, 3), ids(2, 3)) == []
-    assert index.match(-10, ids(1, 2, 3), ids(2, 3)) == []
-    assert index.match(10, ids(1, 2, 3), ids(2, 3)) == [(3, [1]), (2, [1])]
+def test_equal_tokens_of_another_model_adapter_or_domain_never_match(index: PrefixIndex) -> None:
+    tokens, cut = ids(1, 2, 3), ids(2, 3)
+    index.insert(1, 10, tokens, cut, model=1, adapter=2)
+    scopes = [scope for scope in itertools.product((1, 2, 10, 11, -10, 0), repeat=3) if scope != (10, 1, 2)]
+    for domain, model, adapter in scopes:
+        assert index.match(domain, tokens, cut, model=model, adapter=adapter) == []
+    assert index.match(10, tokens, cut, model=1, adapter=2) == [(3, [1]), (2, [1])]
+    for owner, (domain, model, adapter) in enumerate(scopes, 2):
+        index.insert(owner, domain, tokens, cut, model=model, adapter=adapter)
+    assert index.match(10, tokens, cut, model=1, adapter=2) == [(3, [1]), (2, [1])]
 
 
 def test_polynomial_neighbours_do_not_collide() -> None:

@@ -2,7 +2,7 @@
 //
 // The construction is SipHash-2-4 with 128-bit output: without the key nobody can choose two prompts that
 // meet, so that neither a lucky nor a hostile tenant sees another's entries. Fields are framed by tag and
-// length, hence no two (domain, tokens) pairs are the same byte string.
+// length, hence no two (scope, tokens) pairs are the same byte string.
 #pragma once
 
 #include <array>
@@ -28,13 +28,23 @@ struct Hash128Bucket {
     size_t operator()(const Hash128& hash) const noexcept { return hash.low; }
 };
 
+// Prefixes match only within one scope: KV of another model or adapter is of no use, and another isolation
+// domain must not learn what is there.
+struct PrefixScope {
+    int64_t model = 0;
+    int64_t adapter = 0;
+    int64_t domain = 0;
+    bool operator==(const PrefixScope&) const = default;
+};
+
 class PrefixHasher {
   public:
-    PrefixHasher(const HashKey& key, int64_t domain) {
+    PrefixHasher(const HashKey& key, const PrefixScope& scope) {
         state_ = {key.low ^ 0x736f6d6570736575ULL, key.high ^ 0x646f72616e646f6dULL ^ 0xee,
                   key.low ^ 0x6c7967656e657261ULL, key.high ^ 0x7465646279746573ULL};
-        absorb(state_, frame(kDomainTag, sizeof(domain)));
-        absorb(state_, static_cast<uint64_t>(domain));
+        absorb_field(kModelTag, scope.model);
+        absorb_field(kAdapterTag, scope.adapter);
+        absorb_field(kDomainTag, scope.domain);
     }
 
     void extend(std::span<const int32_t> tokens) {
@@ -60,10 +70,18 @@ class PrefixHasher {
 
   private:
     using State = std::array<uint64_t, 4>;
-    static constexpr uint64_t kDomainTag = 1;
-    static constexpr uint64_t kTokensTag = 2;
+    // The top bit, which no pair of token ids has, tells a frame from tokens.
+    static constexpr uint64_t kModelTag = 0x81;
+    static constexpr uint64_t kAdapterTag = 0x82;
+    static constexpr uint64_t kDomainTag = 0x83;
+    static constexpr uint64_t kTokensTag = 0x84;
 
     static uint64_t frame(uint64_t tag, uint64_t length) { return tag << 56 | length; }
+
+    void absorb_field(uint64_t tag, int64_t value) {
+        absorb(state_, frame(tag, sizeof(value)));
+        absorb(state_, static_cast<uint64_t>(value));
+    }
 
     static void round(State& v) {
         v[0] += v[1];

@@ -10,14 +10,14 @@ namespace parrot::scheduler {
 
 PrefixIndex::PrefixIndex(const HashKey& key, bool constant_hash) : table_(key, constant_hash) {}
 
-void PrefixIndex::insert(OwnerId owner, int64_t domain, std::span<const int32_t> token_ids,
+void PrefixIndex::insert(OwnerId owner, const PrefixScope& scope, std::span<const int32_t> token_ids,
                          std::span<const int32_t> boundaries) {
     require_at_least("owner", owner, 1);
     require_prompt(token_ids, boundaries);
     const auto [entry, is_new] = owners_.try_emplace(owner);
     if (!is_new) throw std::invalid_argument("owner = " + std::to_string(owner) + " is there already");
     std::vector<Registration>& registered = entry->second;
-    const Path path = table_.acquire(domain, token_ids, boundaries);
+    const Path path = table_.acquire(scope, token_ids, boundaries);
     members_.resize(std::max(members_.size(), table_.num_slots()));
     registered.reserve(path.size());
     for (const PathEntry& step : path) {
@@ -42,9 +42,9 @@ void PrefixIndex::shorten(OwnerId owner, int64_t length) {
 }
 
 std::vector<std::pair<int32_t, std::vector<OwnerId>>> PrefixIndex::match(
-    int64_t domain, std::span<const int32_t> token_ids, std::span<const int32_t> boundaries) const {
+    const PrefixScope& scope, std::span<const int32_t> token_ids, std::span<const int32_t> boundaries) const {
     require_prompt(token_ids, boundaries);
-    const std::vector<NodeId> nodes = table_.find(domain, token_ids, boundaries);
+    const std::vector<NodeId> nodes = table_.find(scope, token_ids, boundaries);
     std::vector<std::pair<int32_t, std::vector<OwnerId>>> matches;
     for (size_t i = nodes.size(); i-- > 0;) {
         if (nodes[i] == kNoNode || members_[nodes[i]].empty()) continue;

@@ -19,7 +19,7 @@ class PrefixIndex {
     PrefixIndex(const HashKey& key, bool constant_hash);
 
     // Throws std::invalid_argument for an owner that is there already, and for bad boundaries.
-    void insert(OwnerId owner, int64_t domain, std::span<const int32_t> token_ids,
+    void insert(OwnerId owner, const PrefixScope& scope, std::span<const int32_t> token_ids,
                 std::span<const int32_t> boundaries);
 
     // These two throw UnknownId for an owner that is not there.
@@ -27,7 +27,7 @@ class PrefixIndex {
     void shorten(OwnerId owner, int64_t length);
 
     // (boundary, owners in ascending order) for every boundary that somebody has, longest first.
-    std::vector<std::pair<int32_t, std::vector<OwnerId>>> match(int64_t domain,
+    std::vector<std::pair<int32_t, std::vector<OwnerId>>> match(const PrefixScope& scope,
                                                                 std::span<const int32_t> token_ids,
                                                                 std::span<const int32_t> boundaries) const;
 

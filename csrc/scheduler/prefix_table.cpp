@@ -8,19 +8,19 @@ namespace parrot::scheduler {
 
 PrefixTable::PrefixTable(const HashKey& key, bool constant_hash) : key_(key), constant_hash_(constant_hash) {}
 
-Path PrefixTable::acquire(int64_t domain, std::span<const int32_t> token_ids,
+Path PrefixTable::acquire(const PrefixScope& scope, std::span<const int32_t> token_ids,
                           std::span<const int32_t> boundaries) {
     Path path;
     path.reserve(boundaries.size());
-    PrefixHasher hasher(key_, domain);
+    PrefixHasher hasher(key_, scope);
     int32_t previous = 0;
     NodeId deepest = kNoNode;
     for (const int32_t boundary : boundaries) {
         const auto prefix = token_ids.first(static_cast<size_t>(boundary));
         hasher.extend(prefix.subspan(static_cast<size_t>(previous)));
         const Hash128 hash = digest(hasher);
-        NodeId node = find_node(hash, domain, prefix, deepest);
-        if (node == kNoNode) node = create(hash, domain, prefix, deepest);
+        NodeId node = find_node(hash, scope, prefix, deepest);
+        if (node == kNoNode) node = create(hash, scope, prefix, deepest);
         ++nodes_[node].references;
         path.push_back({node, boundary, previous});
         previous = boundary;
@@ -29,17 +29,17 @@ Path PrefixTable::acquire(int64_t domain, std::span<const int32_t> token_ids,
     return path;
 }
 
-std::vector<NodeId> PrefixTable::find(int64_t domain, std::span<const int32_t> token_ids,
+std::vector<NodeId> PrefixTable::find(const PrefixScope& scope, std::span<const int32_t> token_ids,
                                       std::span<const int32_t> boundaries) const {
     std::vector<NodeId> found;
     found.reserve(boundaries.size());
-    PrefixHasher hasher(key_, domain);
+    PrefixHasher hasher(key_, scope);
     int32_t previous = 0;
     NodeId deepest = kNoNode;
     for (const int32_t boundary : boundaries) {
         const auto prefix = token_ids.first(static_cast<size_t>(boundary));
         hasher.extend(prefix.subspan(static_cast<size_t>(previous)));
-        const NodeId node = find_node(digest(hasher), domain, prefix, deepest);
+        const NodeId node = find_node(digest(hasher), scope, prefix, deepest);
         found.push_back(node);
         previous = boundary;
         if (node != kNoNode) deepest = node;
@@ -62,13 +62,13 @@ Hash128 PrefixTable::digest(const PrefixHasher& hasher) const {
 }
 
 // `verified` is a node already known to hold a prefix of the same tokens, which need no second look.
-NodeId PrefixTable::find_node(const Hash128& hash, int64_t domain, std::span<const int32_t> prefix,
+NodeId PrefixTable::find_node(const Hash128& hash, const PrefixScope& scope, std::span<const int32_t> prefix,
                               NodeId verified) const {
     const auto first = first_by_hash_.find(hash);
     if (first == first_by_hash_.end()) return kNoNode;
     for (NodeId id = first->second; id != kNoNode; id = nodes_[id].next_same_hash) {
         const Node& node = nodes_[id];
-        const bool same_shape = node.domain == domain && static_cast<size_t>(node.length) == prefix.size();
+        const bool same_shape = node.scope == scope && static_cast<size_t>(node.length) == prefix.size();
         if (same_shape && has_content(id, prefix, verified)) return id;
         ++num_collisions_;
     }
@@ -86,7 +86,7 @@ bool PrefixTable::has_content(NodeId node, std::span<const int32_t> prefix, Node
     return true;
 }
 
-NodeId PrefixTable::create(const Hash128& hash, int64_t domain, std::span<const int32_t> prefix,
+NodeId PrefixTable::create(const Hash128& hash, const PrefixScope& scope, std::span<const int32_t> prefix,
                            NodeId parent) {
     NodeId id = kNoNode;
     if (free_.empty()) {
@@ -99,7 +99,7 @@ NodeId PrefixTable::create(const Hash128& hash, int64_t domain, std::span<const 
     Node& node = nodes_[id];
     const auto segment = prefix.subspan(static_cast<size_t>(length_of(parent)));
     node.hash = hash;
-    node.domain = domain;
+    node.scope = scope;
     node.parent = parent;
     node.length = static_cast<int32_t>(prefix.size());
     node.segment.assign(segment.begin(), segment.end());

@@ -1,4 +1,4 @@
-// Interned token prefixes: one node for each distinct (domain, tokens[0, boundary)) that somebody refers to.
+// Interned token prefixes: one node for each distinct (scope, tokens[0, boundary)) that somebody refers to.
 #pragma once
 
 #include <cstddef>
@@ -36,10 +36,11 @@ class PrefixTable {
     PrefixTable(const HashKey& key, bool constant_hash);
 
     // The node of every boundary, made where missing; takes one reference on each.
-    Path acquire(int64_t domain, std::span<const int32_t> token_ids, std::span<const int32_t> boundaries);
+    Path acquire(const PrefixScope& scope, std::span<const int32_t> token_ids,
+                 std::span<const int32_t> boundaries);
 
     // The node of every boundary, kNoNode where nobody has it.
-    std::vector<NodeId> find(int64_t domain, std::span<const int32_t> token_ids,
+    std::vector<NodeId> find(const PrefixScope& scope, std::span<const int32_t> token_ids,
                              std::span<const int32_t> boundaries) const;
 
     // Gives one reference back.
@@ -56,7 +57,7 @@ class PrefixTable {
   private:
     struct Node {
         Hash128 hash;
-        int64_t domain = 0;
+        PrefixScope scope;
         NodeId parent = kNoNode;
         NodeId next_same_hash = kNoNode;
         int32_t length = 0;
@@ -65,10 +66,11 @@ class PrefixTable {
     };
 
     Hash128 digest(const PrefixHasher& hasher) const;
-    NodeId find_node(const Hash128& hash, int64_t domain, std::span<const int32_t> prefix,
+    NodeId find_node(const Hash128& hash, const PrefixScope& scope, std::span<const int32_t> prefix,
                      NodeId verified) const;
     bool has_content(NodeId node, std::span<const int32_t> prefix, NodeId verified) const;
-    NodeId create(const Hash128& hash, int64_t domain, std::span<const int32_t> prefix, NodeId parent);
+    NodeId create(const Hash128& hash, const PrefixScope& scope, std::span<const int32_t> prefix,
+                  NodeId parent);
     void unlink(NodeId node);
     int32_t length_of(NodeId node) const { return node == kNoNode ? 0 : nodes_[node].length; }
 

@@ -73,7 +73,7 @@ void Scheduler::submit(const CallSpec& spec, std::span<const int32_t> token_ids,
     Call& call = *entry->second;
     call.spec = spec;
     call.prompt_len = static_cast<int32_t>(token_ids.size());
-    call.path = table_.acquire(spec.domain, token_ids, boundaries);
+    call.path = table_.acquire(spec.scope, token_ids, boundaries);
     fleet_.grow(table_.num_slots());
     queue_.grow(table_.num_slots());
     queue_.insert(call);

@@ -44,7 +44,7 @@ struct CallSpec {
     int64_t app_id = 0;
     int64_t app_arrival_us = 0;
     int64_t submit_us = 0;
-    int64_t domain = 0;
+    PrefixScope scope;
     bool latency = false;
     int64_t group_id = -1;  // < 0: none; unique within an application only
     int32_t depth = 0;

@@ -147,13 +147,24 @@ class PrefixIndex:
     ``constant_hash`` (tests only) makes every hash equal."""
 
     def __init__(self, hash_key: bytes, constant_hash: bool = False) -> None: ...
-    def insert(self, owner: int, domain: int, token_ids: I32, boundaries: I32) -> None:
+    def insert(
+        self,
+        owner: int,
+        domain: int,
+        token_ids: I32,
+        boundaries: I32,
+        *,
+        model: int = 0,
+        adapter: int = 0,
+    ) -> None:
         """Register an owner at every boundary (ascending prefix lengths, 0 < b <= len(token_ids))."""
     def remove(self, owner: int) -> None: ...
     def shorten(self, owner: int, length: int) -> None:
         """Drop the owner's boundaries beyond ``length``."""
-    def match(self, domain: int, token_ids: I32, boundaries: I32) -> list[tuple[int, list[int]]]:
-        """(boundary, owners) for every boundary that somebody has, longest first."""
+    def match(
+        self, domain: int, token_ids: I32, boundaries: I32, *, model: int = 0, adapter: int = 0
+    ) -> list[tuple[int, list[int]]]:
+        """(boundary, owners) for every boundary that somebody has in this scope, longest first."""
     def __len__(self) -> int:
         """Number of distinct prefixes that have an owner."""
     @property
@@ -202,8 +213,10 @@ class Scheduler:
         token_ids: I32,
         boundaries: I32,
         max_new_tokens: int,
+        model: int = 0,
+        adapter: int = 0,
     ) -> None:
-        """Queue a ready call. ``group_id`` < 0: none. ``depth``: longest path to the annotated variable, so
+        """Queue a ready call. It shares prefixes only with calls of its ``model``, ``adapter`` and ``domain``. ``group_id`` < 0: none. ``depth``: longest path to the annotated variable, so
         that the deepest goes first within an application. ``boundaries``: prefix lengths that no later text
         can change, ascending."""
     def set_objective(self, call_id: int, *, latency: bool, group_id: int, depth: int) -> None:
