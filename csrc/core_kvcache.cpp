@@ -131,6 +131,17 @@ void bind_verbs(py::class_<ContextTree>& tree) {
         .def("truncate", &ContextTree::truncate, py::arg("context_id"), py::arg("length"))
         .def("release", &ContextTree::release, py::arg("context_id"))
         .def("free", &ContextTree::free, py::arg("context_id"))
+        .def(
+            "set_uses",
+            [](ContextTree& self, const py::object& context_ids, const py::object& prefix_lengths,
+               const py::object& remaining_uses, const py::object& steps_to_next_use) {
+                self.set_uses(input<std::int64_t>(context_ids, "context_ids"),
+                              input<std::int32_t>(prefix_lengths, "prefix_lengths"),
+                              input<std::int32_t>(remaining_uses, "remaining_uses"),
+                              input<std::int32_t>(steps_to_next_use, "steps_to_next_use"));
+            },
+            py::arg("context_ids"), py::arg("prefix_lengths"), py::arg("remaining_uses"),
+            py::arg("steps_to_next_use"))
         .def("clear_cache", &ContextTree::clear_cache);
 }
 

@@ -126,6 +126,12 @@ class ContextTreeMachine(RuleBasedStateMachine):
         self.cache.free(context_id)
         self.held.discard(context_id)
 
+    @precondition(lambda self: self.cache.contents.keys() - self.held)
+    @rule(data=st.data(), length=st.integers(0, 12), uses=st.integers(0, 2), steps=st.integers(0, 5))
+    def hint(self, data: st.DataObject, length: int, uses: int, steps: int) -> None:
+        context_id = self.pick(data, self.cache.contents.keys() - self.held)
+        self.cache.tree.set_uses(i64(context_id), i32([length]), i32([uses]), i32([steps]))
+
     @rule()
     def clear_cache(self) -> None:
         self.cache.tree.clear_cache()

@@ -28,6 +28,16 @@ void require_tokens(std::span<const std::int32_t> token_ids) {
             negative == token_ids.end() ? 0 : *negative, " at index ", negative - token_ids.begin());
 }
 
+void require_counts(const char* argument, std::span<const std::int32_t> values,
+                    std::span<const std::int64_t> context_ids) {
+    require(values.size() == context_ids.size(), argument, " must have ", context_ids.size(),
+            " entries, one for each of context_ids, got ", values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        require(values[i] >= 0, argument, " must be >= 0, got ", values[i], " for context_id ",
+                context_ids[i]);
+    }
+}
+
 bool has_reservation(const Context& context) { return context.node->committed < context.node->end; }
 
 }  // namespace
@@ -136,6 +146,27 @@ void ContextTree::free(std::int64_t context_id) {
     tree_.cut(context, context.node->committed);
     tree_.detach(context);
     contexts_.erase(context_id);
+}
+
+void ContextTree::set_uses(std::span<const std::int64_t> context_ids,
+                           std::span<const std::int32_t> prefix_lengths,
+                           std::span<const std::int32_t> remaining_uses,
+                           std::span<const std::int32_t> steps_to_next_use) {
+    require_counts("prefix_lengths", prefix_lengths, context_ids);
+    require_counts("remaining_uses", remaining_uses, context_ids);
+    require_counts("steps_to_next_use", steps_to_next_use, context_ids);
+    ++batch_mark_;
+    batch_.clear();
+    for (const std::int64_t id : context_ids) {
+        Context& context = known("context_ids", id);
+        require(!context.held, "context_ids ", id, " is held, not cached");
+        require(context.batch_mark != batch_mark_, "context_ids has ", id, " twice");
+        context.batch_mark = batch_mark_;
+        batch_.push_back(&context);
+    }
+    for (std::size_t i = 0; i < batch_.size(); ++i) {
+        tree_.set_use(*batch_[i], prefix_lengths[i], remaining_uses[i], steps_to_next_use[i]);
+    }
 }
 
 void ContextTree::lengths(std::span<const std::int64_t> context_ids, std::span<std::int32_t> out) const {

@@ -40,6 +40,10 @@ class ContextTree {
     void truncate(std::int64_t context_id, std::int64_t length);
     void release(std::int64_t context_id);
     void free(std::int64_t context_id);
+    /// All [n]; of cached contexts. A longer prefix than is left means all that is left.
+    void set_uses(std::span<const std::int64_t> context_ids, std::span<const std::int32_t> prefix_lengths,
+                  std::span<const std::int32_t> remaining_uses,
+                  std::span<const std::int32_t> steps_to_next_use);
 
     void lengths(std::span<const std::int64_t> context_ids, std::span<std::int32_t> out) const;
     /// out: [n, max_blocks], row by row.

@@ -12,6 +12,9 @@ namespace parrot::kvcache {
 struct Node;
 
 /// A named end of a path. It ends exactly at node->end.
+///
+/// Only a cached context has hints. Its use_node is on its path: what is to be used again ends at that node's
+/// end, since set_uses splits there and only eviction, which takes the use along, moves that end.
 struct Context {
     std::int64_t id = 0;
     Node* node = nullptr;
@@ -19,15 +22,31 @@ struct Context {
     Context* next = nullptr;
     bool held = true;
     bool lost_tokens = false;     // waits in the list of evicted contexts
+    bool hinted = false;          // without use_node: it will not be used again
+    std::int32_t steps = 0;       // to its next use
     std::int64_t batch_mark = 0;  // the last batch it was part of: finds an id given twice
+    Node* use_node = nullptr;
+    std::int64_t lapses_at = 0;  // evicted blocks at which the use is no longer believed
 };
 
-/// Eviction order, first to go first: nodes that no context names, then the least recently used.
+/// What is known of a leaf's future, the least valuable first.
+enum class Worth : std::uint8_t { kUnnamed, kUnused, kUsed };
+
+/// Eviction order, first to go first: by worth, then the farthest next use, then the least recently used.
 struct EvictionKey {
-    bool named = false;
+    Worth worth = Worth::kUnnamed;
+    std::int32_t nearness = 0;  // minus the steps to the next use
     std::int64_t last_use = 0;
     std::int32_t node_id = 0;
     auto operator<=>(const EvictionKey&) const = default;
+};
+
+/// One context's next use of everything up to the end of a node.
+struct UseKey {
+    std::int32_t node_id = 0;
+    std::int32_t steps = 0;
+    std::int64_t context_id = 0;
+    auto operator<=>(const UseKey&) const = default;
 };
 
 /// Tokens [start, end) of every sequence through this node, and the blocks that hold their KV.
@@ -48,6 +67,8 @@ struct Node {
     std::vector<std::int32_t> blocks;  // [ceil(end / block_size) - start / block_size]
     Context* first_context = nullptr;
     std::int32_t num_contexts = 0;
+    std::int32_t num_unhinted = 0;  // contexts that end here of whose future nothing is known
+    std::int32_t num_uses = 0;      // contexts whose use_node this is
     std::int32_t num_children = 0;
     std::int32_t num_pins = 0;  // held contexts that end here + children with pins; > 0: not evictable
     bool live = false;

@@ -150,6 +150,7 @@ Node& PrefixTree::split(Node& lower, std::int32_t position) {
     upper.shares_first_block = lower.shares_first_block;
     upper.tail_taken = inside_block;
     upper.num_pins = lower.num_pins > 0 ? 1 : 0;
+    upper.last_use = lower.last_use;
 
     unlink_child(lower);
     link_child(parent, upper, upper.tokens.front());

@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "kvcache/block_pool.h"
@@ -18,6 +19,12 @@ struct Match {
     Node* node = nullptr;     // the node in which the match ends; nullptr: the domain has nothing
     std::int32_t length = 0;  // in (node->start, node->end]
 };
+
+/// A context of whose future nothing is known counts as used again in so many steps: those that are known to
+/// be needed sooner outlive it, those that are known to be needed later do not.
+constexpr std::int32_t kUnknownSteps = 4;
+/// A use is believed until the blocks of so many whole pools were evicted without news of it.
+constexpr std::int64_t kLapsePools = 8;
 
 class PrefixTree {
   public:
@@ -35,6 +42,10 @@ class PrefixTree {
     void move(Context& context, Node& node);
     /// Held becomes cached.
     void let_go(Context& context);
+
+    /// What is known of a cached context's future: its first ``length`` tokens have ``remaining_uses`` more
+    /// uses, the next one in ``steps`` steps. Replaces what was known; the rest of its path has no use.
+    void set_use(Context& context, std::int32_t length, std::int32_t remaining_uses, std::int32_t steps);
 
     /// Append reserved tokens to a held context whose end is committed. Blocks must be there (blocks_for).
     void append(Context& context, std::span<const std::int32_t> tokens, std::int32_t* slots,
@@ -94,6 +105,11 @@ class PrefixTree {
     void pin(Node* node);
     void unpin(Node* node);
     void refresh_queue(Node& node);
+    EvictionKey eviction_key(const Node& node) const;
+    void add_use(Context& context, Node& node);
+    void remove_use(Context& context);
+    void forget_future(Context& context);
+    void lapse_uses();
 
     Node& split(Node& node, std::int32_t position);
     Node& add_tip(Context& context, std::int32_t first_token, std::vector<BlockCopy>& copies);
@@ -106,11 +122,13 @@ class PrefixTree {
         std::int32_t num_children = 0;
         std::int32_t num_pins = 0;  // children with pins
         std::int32_t num_tail_writers = 0;
+        std::int32_t num_uses = 0;  // contexts whose use_node it is
     };
     std::vector<Tally> tally_children() const;  // by node id
     void check_range(const Node& node) const;
     void check_links(const Node& node) const;
     void check_counts(const Node& node, Tally tally) const;
+    void check_uses(const Node& node, const Tally& tally) const;
     void check_queue() const;
     void check_blocks() const;
 
@@ -121,6 +139,8 @@ class PrefixTree {
     std::unordered_map<std::int64_t, Node*> roots_;                    // by domain
     std::unordered_map<std::uint64_t, Node*, HashChildKey> children_;  // first of the twins
     std::set<EvictionKey> eviction_queue_;                             // leaves without pins
+    std::set<UseKey> uses_;                                            // the nearest of a node comes first
+    std::set<std::pair<std::int64_t, Context*>> lapses_;               // (lapses_at, context) of each use
     std::vector<std::int64_t> evicted_context_ids_;
     std::int32_t num_held_blocks_ = 0;  // own blocks of nodes with pins
     std::int64_t num_evicted_blocks_ = 0;

@@ -11,6 +11,7 @@ void PrefixTree::attach(Context& context, Node& node) {
 
 void PrefixTree::detach(Context& context) {
     Node& node = *context.node;
+    forget_future(context);
     unlink_context(context);
     if (context.held) unpin(&node);
     refresh_queue(node);
@@ -41,6 +42,7 @@ void PrefixTree::link_context(Context& context, Node& node) {
     if (context.next != nullptr) context.next->previous = &context;
     node.first_context = &context;
     ++node.num_contexts;
+    if (!context.hinted) ++node.num_unhinted;
 }
 
 void PrefixTree::unlink_context(Context& context) {
@@ -49,6 +51,7 @@ void PrefixTree::unlink_context(Context& context) {
     from_before = context.next;
     if (context.next != nullptr) context.next->previous = context.previous;
     --context.node->num_contexts;
+    if (!context.hinted) --context.node->num_unhinted;
     context.previous = context.next = nullptr;
 }
 
@@ -71,7 +74,7 @@ void PrefixTree::unpin(Node* node) {
 /// Puts a node into the eviction queue, out of it, or to another place in it, as its state says.
 void PrefixTree::refresh_queue(Node& node) {
     const bool evictable = node.num_pins == 0 && node.num_children == 0 && !node.is_root();
-    const EvictionKey key{node.num_contexts > 0, node.last_use, node.id};
+    const EvictionKey key = evictable ? eviction_key(node) : EvictionKey{};
     if (node.queued && (!evictable || node.eviction_key != key)) {
         eviction_queue_.erase(node.eviction_key);
         node.queued = false;

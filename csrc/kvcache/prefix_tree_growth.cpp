@@ -47,6 +47,7 @@ void PrefixTree::cut(Context& context, std::int32_t length) {
 }
 
 void PrefixTree::evict(std::int32_t num_blocks) {
+    lapse_uses();
     while (num_blocks > 0 && !eviction_queue_.empty()) {
         Node& leaf = nodes_[static_cast<std::size_t>(eviction_queue_.begin()->node_id)];
         num_blocks -= evict_from(leaf, num_blocks);
@@ -115,15 +116,18 @@ void PrefixTree::shrink(Node& node, std::int32_t end) {
     node.end = end;
 }
 
-/// Removes a leaf without pins; contexts that end there now end at its parent.
+/// Removes a leaf without pins; contexts and uses that end there now end at its parent.
 void PrefixTree::remove_leaf(Node& node) {
     Node& parent = *node.parent;
-    if (node.queued) eviction_queue_.erase(node.eviction_key);
     while (node.first_context != nullptr) {
         Context& context = *node.first_context;
+        const bool used = context.use_node == &node;
+        if (used) remove_use(context);
         unlink_context(context);
         link_context(context, parent);
+        if (used && !parent.is_root()) add_use(context, parent);
     }
+    if (node.queued) eviction_queue_.erase(node.eviction_key);
     for (const std::int32_t block : node.blocks) pool_.release(block);
     if (node.shares_first_block) parent.tail_taken = false;
     unlink_child(node);

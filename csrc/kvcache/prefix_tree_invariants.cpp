@@ -21,6 +21,7 @@ void PrefixTree::check_invariants(std::size_t num_contexts) const {
     std::size_t num_attached = 0;
     std::size_t num_live = 0;
     std::size_t num_roots = 0;
+    std::size_t num_uses = 0;
     for (const Node& node : nodes_) {
         if (!node.live) continue;
         ++num_live;
@@ -35,10 +36,14 @@ void PrefixTree::check_invariants(std::size_t num_contexts) const {
             check_links(node);
         }
         check_counts(node, tallies[static_cast<std::size_t>(node.id)]);
+        check_uses(node, tallies[static_cast<std::size_t>(node.id)]);
+        num_uses += static_cast<std::size_t>(node.num_uses);
     }
     ensure(num_attached == num_contexts, num_contexts, " contexts, but ", num_attached, " at nodes");
     ensure(num_roots == roots_.size(), num_roots, " live roots, ", roots_.size(), " registered");
     ensure(num_live + unused_node_ids_.size() == nodes_.size(), "live and unused nodes are not all nodes");
+    ensure(uses_.size() == num_uses && lapses_.size() == num_uses, num_uses, " uses at nodes, but ",
+           uses_.size(), " in order and ", lapses_.size(), " to lapse");
     check_queue();
     check_blocks();
 }
@@ -46,6 +51,10 @@ void PrefixTree::check_invariants(std::size_t num_contexts) const {
 std::vector<PrefixTree::Tally> PrefixTree::tally_children() const {
     std::vector<Tally> tallies(nodes_.size());
     for (const Node& node : nodes_) {
+        for (const Context* context = node.first_context; context != nullptr; context = context->next) {
+            if (context->use_node != nullptr)
+                ++tallies[static_cast<std::size_t>(context->use_node->id)].num_uses;
+        }
         if (!node.live || node.is_root()) continue;
         Tally& tally = tallies[static_cast<std::size_t>(node.parent->id)];
         ++tally.num_children;
@@ -99,6 +108,24 @@ void PrefixTree::check_counts(const Node& node, Tally tally) const {
            tally.num_tail_writers, " children in its last block");
 }
 
+void PrefixTree::check_uses(const Node& node, const Tally& tally) const {
+    std::int32_t num_unhinted = 0;
+    for (const Context* context = node.first_context; context != nullptr; context = context->next) {
+        num_unhinted += context->hinted ? 0 : 1;
+        if (context->use_node == nullptr) continue;
+        const Node* above = &node;
+        while (above != nullptr && above != context->use_node) above = above->parent;
+        ensure(above != nullptr && !above->is_root(), "context ", context->id, " is used off its path");
+        ensure(context->hinted && !context->held, "context ", context->id, " is held, but has a use");
+        ensure(uses_.contains({above->id, context->steps, context->id}), "the use of context ", context->id,
+               " is not in order");
+    }
+    ensure(num_unhinted == node.num_unhinted, "node ", node.id, " counts ", node.num_unhinted,
+           " contexts without hints, has ", num_unhinted);
+    ensure(tally.num_uses == node.num_uses, "node ", node.id, " counts ", node.num_uses, " uses, has ",
+           tally.num_uses);
+}
+
 void PrefixTree::check_queue() const {
     std::size_t num_evictable = 0;
     for (const Node& node : nodes_) {
@@ -107,7 +134,7 @@ void PrefixTree::check_queue() const {
                " the eviction queue");
         if (!evictable) continue;
         ++num_evictable;
-        const EvictionKey key{node.num_contexts > 0, node.last_use, node.id};
+        const EvictionKey key = eviction_key(node);
         ensure(node.eviction_key == key && eviction_queue_.contains(key), "node ", node.id,
                " has a stale place in the queue");
     }

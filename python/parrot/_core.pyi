@@ -20,9 +20,9 @@ class ContextTree:
 
     A node owns a half-open token range and the blocks that hold it; a block whose slots belong to two nodes
     is reference-counted, and copied on the first write into it. A context is a named end of a path:
-    *held* (a running call: its blocks stay) or *cached* (its blocks may be evicted, least recently used
-    first, from the leaves). Tokens are matched by content, only within one isolation domain, and only once
-    their KV is computed (committed).
+    *held* (a running call: its blocks stay) or *cached* (its blocks may be evicted, from the leaves, the
+    least valuable first: see :meth:`set_uses`). Tokens are matched by content, only within one isolation
+    domain, and only once their KV is computed (committed).
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None: ...
@@ -55,6 +55,16 @@ class ContextTree:
         """Held becomes cached; an open reservation is rolled back."""
     def free(self, context_id: int) -> None:
         """Forget the name; its unshared blocks become the first to be evicted. Held contexts too."""
+    def set_uses(
+        self, context_ids: I64, prefix_lengths: I32, remaining_uses: I32, steps_to_next_use: I32
+    ) -> None:
+        """What is known of the future of cached contexts, in place of what was; all arrays [n], >= 0.
+
+        The first ``prefix_lengths[i]`` tokens (or all that is left, if that is less) have
+        ``remaining_uses[i]`` more uses (only whether it is 0 counts), the next one in
+        ``steps_to_next_use[i]`` steps; what is behind them has none. Eviction takes what no context names,
+        then what has no use, then the farthest next use, then the least recently used. A context without
+        hints counts as used in 4 steps; a hint lapses when 8 pools of blocks were evicted since it came."""
     def take_evicted(self) -> list[tuple[int, int]]:
         """(context_id, remaining committed length) of contexts that lost tokens since the last call."""
     def clear_cache(self) -> None:
