@@ -12,10 +12,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from parrot.errors import ModelPackageMissing
 from parrot.models import resolve_model
 from tiny_models import write_tiny_model
+
+# How fast this machine draws examples is no property of the code: the first draw of a fresh checkout builds
+# a table of all Unicode characters, a second or more on a busy machine.
+settings.register_profile("parrot", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("parrot")
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,14 @@ time.sleep(60)
 """
 
 
+def child_environment() -> dict[str, str]:
+    """This process's, in which a child imports the same parrot."""
+    import parrot
+
+    paths = [str(Path(parrot.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -54,20 +62,14 @@ def test_what_the_environment_says_about_waits_stays(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.system
 def test_a_parent_that_died_before_it_was_watched_is_noticed() -> None:
-    import parrot
-
-    env = {**os.environ, "PYTHONPATH": str(Path(parrot.__file__).parents[1])}
     orphan = CHILD.replace("os.getppid()", "os.getppid() + 1")
-    assert subprocess.run([sys.executable, "-c", orphan], env=env, timeout=20).returncode == 9
+    assert subprocess.run([sys.executable, "-c", orphan], env=child_environment(), timeout=20).returncode == 9
 
 
 @pytest.mark.system
 def test_the_death_of_the_parent_is_noticed_and_that_of_its_thread_is_not() -> None:
-    import parrot
-
-    env = {**os.environ, "PYTHONPATH": str(Path(parrot.__file__).parents[1])}
     command = [sys.executable, "-c", PARENT, CHILD]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) as parent:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=child_environment(), text=True) as parent:
         assert parent.stdout is not None
         pid, status = parent.stdout.readline().split()
         assert status == "None"
