@@ -21,6 +21,10 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "kernel": ("kernel", "shared-prefix decode attention on a GPU, over the memory floor"),
     "scheduler": ("scheduler", "placements per second and latency of an event, 1 to 1,000 engines"),
     "prefix-index": ("prefix_index", "insert and match at up to a million prefixes"),
+    "eviction": (
+        "eviction",
+        "missed tokens of graph-aware eviction, LRU and the optimum, on a multi-agent trace",
+    ),
     "context-tree": ("context_tree", "extend, fork, match, block tables and eviction of the KV cache"),
 }
 

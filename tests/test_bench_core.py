@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bench import context_tree, prefix_index, scheduler
+from bench import context_tree, eviction, prefix_index, scheduler
 from bench.scheduler_load import TIGHT, WORKLOADS
 from bench.timing import percentile_us, spread
 
@@ -41,6 +41,15 @@ def test_the_scheduler_is_measured_under_every_workload() -> None:
     for row in rows:
         assert row["placements_per_s"]["least"] > 0
         assert ("placed_group" in row["counters"]) == ("groups" in row["calls"])
+
+
+def test_graph_aware_eviction_misses_less_than_lru_and_no_less_than_the_optimum() -> None:
+    result = eviction.measure(eviction.Sizes(files=(4,), parts=(0.5, 1.0), seeds=1))
+    assert result["ok"]
+    parts = result["rows"][0]["parts"]
+    lru, graph, optimum = (parts["0.5"][policy]["median"] for policy in eviction.POLICIES)
+    assert 0 < optimum <= graph < lru
+    assert parts["1.0"]["graph"]["median"] == 0
 
 
 def test_a_spread_is_median_and_extremes() -> None:
