@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault(
@@ -14,6 +15,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from hypothesis import HealthCheck, settings
 
+from parrot import _core
 from parrot.errors import ModelPackageMissing
 from parrot.models import resolve_model
 from tiny_models import write_tiny_model
@@ -43,6 +45,14 @@ def smollm2_dir() -> Path:
         return resolve_model("smollm2")
     except ModelPackageMissing as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(params=_core.cpu_isas())
+def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set that the CPU kernels have and this machine can run; in use during the test."""
+    _core.set_cpu_isa(request.param)
+    yield request.param
+    _core.set_cpu_isa("")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

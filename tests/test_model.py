@@ -1,4 +1,5 @@
-"""Logits of the decoder against transformers: every position, however the tokens were computed."""
+"""Logits of the decoder against transformers: every position, however the tokens were computed, with the
+operations of each backend."""
 
 from __future__ import annotations
 
@@ -11,16 +12,19 @@ import torch
 from torch import Tensor
 
 from paged_sequences import PagedRunner, PagedSequence
+from parrot import _core
+from parrot.config import Backend
 from parrot.engine.batch import PagedKV, StepBatch
-from parrot.engine.model import LlamaModel
+from parrot.engine.model import LlamaModel, choose_backend
+from parrot.errors import ConfigError
 from tiny_models import write_tiny_model
 
 TOLERANCE = 1e-4
 
 
 @cache
-def load(directory: Path, dtype: torch.dtype = torch.float32) -> LlamaModel:
-    return LlamaModel.load(directory, dtype, "cpu")
+def load(directory: Path, backend: Backend = "torch", dtype: torch.dtype = torch.float32) -> LlamaModel:
+    return LlamaModel.load(directory, dtype, "cpu", backend)
 
 
 @cache
@@ -60,15 +64,21 @@ def directory(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-def test_a_whole_prompt_in_one_step(directory: Path) -> None:
-    model, sequence = load(directory), PagedSequence()
+@pytest.fixture(params=["torch", "native"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    name: Backend = request.param
+    return name
+
+
+def test_a_whole_prompt_in_one_step(directory: Path, backend: Backend) -> None:
+    model, sequence = load(directory, backend), PagedSequence()
     PagedRunner(model).step((sequence, random_ids(model, 83)))
     assert_right(directory, sequence)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_prefill_in_chunks_of_random_size(directory: Path, seed: int) -> None:
-    model, sequence, rng = load(directory), PagedSequence(), random.Random(seed)
+def test_prefill_in_chunks_of_random_size(directory: Path, seed: int, backend: Backend) -> None:
+    model, sequence, rng = load(directory, backend), PagedSequence(), random.Random(seed)
     runner, ids = PagedRunner(model, seed=seed), random_ids(model, 90, seed)
     while len(sequence.ids) < len(ids):
         start = len(sequence.ids)
@@ -76,8 +86,8 @@ def test_prefill_in_chunks_of_random_size(directory: Path, seed: int) -> None:
     assert_right(directory, sequence)
 
 
-def test_decoding_token_by_token(directory: Path) -> None:
-    model, sequence = load(directory), PagedSequence()
+def test_decoding_token_by_token(directory: Path, backend: Backend) -> None:
+    model, sequence = load(directory, backend), PagedSequence()
     runner = PagedRunner(model)
     for token in random_ids(model, 35):
         runner.step((sequence, [token]))
@@ -85,8 +95,10 @@ def test_decoding_token_by_token(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 31])
-def test_forks_at_any_offset_do_not_disturb_each_other(directory: Path, length: int) -> None:
-    model, parent = load(directory), PagedSequence()
+def test_forks_at_any_offset_do_not_disturb_each_other(
+    directory: Path, length: int, backend: Backend
+) -> None:
+    model, parent = load(directory, backend), PagedSequence()
     runner = PagedRunner(model)
     runner.step((parent, random_ids(model, 41)))
     children = [runner.fork(parent, length) for _ in range(3)]
@@ -96,8 +108,8 @@ def test_forks_at_any_offset_do_not_disturb_each_other(directory: Path, length: 
         assert_right(directory, sequence)
 
 
-def test_steps_that_mix_prefill_chunks_and_decodes(directory: Path) -> None:
-    model, rng = load(directory), random.Random(3)
+def test_steps_that_mix_prefill_chunks_and_decodes(directory: Path, backend: Backend) -> None:
+    model, rng = load(directory, backend), random.Random(3)
     runner = PagedRunner(model)
     sequences = [PagedSequence() for _ in range(6)]
     for step in range(8):
@@ -113,8 +125,8 @@ def test_steps_that_mix_prefill_chunks_and_decodes(directory: Path) -> None:
             assert_right(directory, sequence)
 
 
-def test_bfloat16_is_as_accurate_as_transformers(directory: Path) -> None:
-    model, sequence = load(directory, torch.bfloat16), PagedSequence()
+def test_bfloat16_is_as_accurate_as_transformers(directory: Path, backend: Backend) -> None:
+    model, sequence = load(directory, backend, torch.bfloat16), PagedSequence()
     runner, ids = PagedRunner(model), random_ids(model, 60)
     runner.step((sequence, ids[:23]))
     runner.step((sequence, ids[23:50]))
@@ -154,15 +166,15 @@ def test_the_same_on_a_gpu(tiny_model: Path, dtype: torch.dtype, tolerance: floa
     ],
     ids=["linear", "llama3"],
 )
-def test_rope_scaling(tmp_path: Path, rope_scaling: dict[str, object]) -> None:
+def test_rope_scaling(tmp_path: Path, rope_scaling: dict[str, object], backend: Backend) -> None:
     directory = write_tiny_model(tmp_path, rope_scaling=rope_scaling)
-    model, sequence = load(directory), PagedSequence()
+    model, sequence = load(directory, backend), PagedSequence()
     PagedRunner(model).step((sequence, random_ids(model, 150)))
     assert_right(directory, sequence)
 
 
-def test_only_the_wanted_rows_get_logits(tiny_model: Path) -> None:
-    model = load(tiny_model)
+def test_only_the_wanted_rows_get_logits(tiny_model: Path, backend: Backend) -> None:
+    model = load(tiny_model, backend)
     ids = random_ids(model, 20)
     kv = PagedKV.allocate(model.config, 2, torch.float32, "cpu")
     batch = StepBatch(
@@ -179,3 +191,28 @@ def test_only_the_wanted_rows_get_logits(tiny_model: Path) -> None:
     assert relative_error(logits, transformers_logits(tiny_model, tuple(ids))[[19, 4]]) <= TOLERANCE
     batch.logit_rows = torch.empty(0, dtype=torch.int64)
     assert model.forward(batch, kv).shape == (0, model.config.vocab_size)
+
+
+def test_the_backends_agree_on_every_instruction_set(tiny_model: Path, cpu_isa: str) -> None:
+    ids, logits = random_ids(load(tiny_model), 70), []
+    for backend in ("torch", "native"):
+        sequence = PagedSequence()
+        runner = PagedRunner(load(tiny_model, backend))
+        runner.step((sequence, ids[:50]))
+        for token in ids[50:]:
+            runner.step((sequence, [token]))
+        logits.append(torch.stack(sequence.logits))
+    assert relative_error(logits[1], logits[0]) <= TOLERANCE
+
+
+def test_auto_is_native_where_the_kernels_can_compute() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    native = "torch" if _core.cpu_isas() == ["scalar"] else "native"
+    assert choose_backend("auto", torch.bfloat16, cpu) == choose_backend("auto", torch.float32, cpu) == native
+    assert (
+        choose_backend("auto", torch.float16, cpu) == choose_backend("auto", torch.bfloat16, cuda) == "torch"
+    )
+    assert choose_backend("torch", torch.float32, cpu) == "torch"
+    for dtype, device in ((torch.float16, cpu), (torch.float32, cuda)):
+        with pytest.raises(ConfigError, match=f"cannot compute {dtype} on {device}"):
+            choose_backend("native", dtype, device)

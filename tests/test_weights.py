@@ -11,11 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from parrot.engine.weights import ModelConfig, load_weights
 from parrot.errors import ModelFileError
+from parrot.kernels.ops import DecoderShape
+from parrot.kernels.torch_ops import TorchOps
 from tiny_models import write_tiny_model
+
+OPS = TorchOps(DecoderShape(4, 2, 16, 1e-5, torch.empty(8)), torch.float32)
 
 
 def load(directory: Path) -> None:
-    load_weights(directory, ModelConfig.load(directory), torch.float32, torch.device("cpu"))
+    load_weights(directory, ModelConfig.load(directory), torch.float32, torch.device("cpu"), OPS)
 
 
 def change_config(directory: Path, **fields: object) -> None:
@@ -30,7 +34,7 @@ def directory(tmp_path: Path) -> Path:
 
 def test_fuses_the_projections_that_read_one_input(directory: Path) -> None:
     config = ModelConfig.load(directory)
-    weights = load_weights(directory, config, torch.bfloat16, torch.device("cpu"))
+    weights = load_weights(directory, config, torch.bfloat16, torch.device("cpu"), OPS)
     tensors = load_file(directory / "model.safetensors")
     names = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]
     assert torch.equal(weights.layers[1].qkv, torch.cat([tensors[name] for name in names]).bfloat16())
@@ -40,14 +44,14 @@ def test_fuses_the_projections_that_read_one_input(directory: Path) -> None:
 
 def test_a_tied_head_is_the_embedding_itself(tiny_mha_model: Path) -> None:
     weights = load_weights(
-        tiny_mha_model, ModelConfig.load(tiny_mha_model), torch.float32, torch.device("cpu")
+        tiny_mha_model, ModelConfig.load(tiny_mha_model), torch.float32, torch.device("cpu"), OPS
     )
     assert weights.head is weights.embedding
 
 
 def test_reads_sharded_files_through_their_index(directory: Path) -> None:
     path = directory / "model.safetensors"
-    expected = load_weights(directory, ModelConfig.load(directory), torch.float32, torch.device("cpu"))
+    expected = load_weights(directory, ModelConfig.load(directory), torch.float32, torch.device("cpu"), OPS)
     tensors = load_file(path)
     shards = {"a.safetensors": {}, "b.safetensors": {}}
     for i, (name, tensor) in enumerate(tensors.items()):
@@ -57,7 +61,7 @@ def test_reads_sharded_files_through_their_index(directory: Path) -> None:
     weight_map = {tensor: name for name, shard in shards.items() for tensor in shard}
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     path.unlink()
-    weights = load_weights(directory, ModelConfig.load(directory), torch.float32, torch.device("cpu"))
+    weights = load_weights(directory, ModelConfig.load(directory), torch.float32, torch.device("cpu"), OPS)
     assert torch.equal(weights.layers[0].gate_up, expected.layers[0].gate_up)
 
 

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+U16 = npt.NDArray[np.uint16]
 
 class OutOfBlocks(RuntimeError):
     """The pool has too few free and evictable blocks for a reservation; nothing was changed."""
@@ -250,3 +252,37 @@ class Scheduler:
     def num_in_flight(self) -> int: ...
     def counters(self) -> dict[str, int]:
         """placed, placed_group, placed_sharers, placed_prefix, placed_alone, splits, deferred."""
+
+class PackedLinear:
+    """The weight of a linear layer in the order in which the CPU kernels read it: a copy.
+
+    ``weight`` [out_features, in_features]: float32, or bfloat16 as uint16 bits. ``gated``: its rows are
+    [gate; up], and the layer gives silu(x gate^T) * (x up^T).
+    """
+
+    def __init__(self, weight: F32 | U16, *, gated: bool = False) -> None: ...
+    def forward(
+        self, x: F32 | U16, out: F32, norm: F32 | None = None, eps: float = 0.0, *, add: bool = False
+    ) -> None:
+        """``out`` [rows, num_outputs] = (or with ``add``, +=) linear(``x`` [rows, in_features]). With ``norm``
+        [in_features], ``x`` (float32) goes through RMSNorm first. ``out`` must not overlap ``x``."""
+    def gather(self, rows: I64, out: F32) -> None:
+        """Rows of the weight as float32: ``out`` [n, in_features]. Not of a gated layer."""
+    @property
+    def out_features(self) -> int: ...
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def num_outputs(self) -> int:
+        """``out_features``, or half of them if gated."""
+    @property
+    def num_bytes(self) -> int: ...
+
+def rope_append(
+    qkv: F32, cos: F32, sin: F32, slots: I64, query: F32 | U16, key_cache: F32 | U16, value_cache: F32 | U16
+) -> None:
+    """Rotary embedding of ``qkv`` [T, (heads + 2 kv_heads) * head_dim] by ``cos``, ``sin`` [T, head_dim / 2].
+
+    Queries go to ``query`` [T, heads, head_dim], keys and values to ``slots`` [T] (distinct) of the caches
+    [num_blocks, block_size, kv_heads, head_dim]; the three are float32, or bfloat16 as uint16 bits.
+    """

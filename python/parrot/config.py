@@ -10,6 +10,7 @@ from typing import Literal
 from .errors import ConfigError
 
 DType = Literal["float32", "bfloat16", "float16"]
+Backend = Literal["auto", "native", "torch"]
 DEFAULT_MODEL = "smollm2"
 
 
@@ -42,6 +43,7 @@ class EngineConfig:
     name: str = "engine-0"
     device: str = "cpu"
     dtype: DType = "float32"
+    backend: Backend = "auto"  # whose operations compute the model; auto: native on a CPU, torch elsewhere
     block_size: int = 16
     num_blocks: int | None = None  # None: sized from free memory
     max_batch_size: int = 64
@@ -63,6 +65,8 @@ class EngineConfig:
             check_range("num_threads", self.num_threads, 1, 1024)
         if self.dtype not in ("float32", "bfloat16", "float16"):
             raise ConfigError(f"dtype = {self.dtype!r} is not float32, bfloat16 or float16", param="dtype")
+        if self.backend not in ("auto", "native", "torch"):
+            raise ConfigError(f"backend = {self.backend!r} is not auto, native or torch", param="backend")
 
 
 @dataclass(frozen=True, slots=True)

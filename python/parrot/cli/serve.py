@@ -8,7 +8,7 @@ from typing import Annotated, cast
 
 import typer
 
-from ..config import DEFAULT_MODEL, DType, EngineConfig, ManagerConfig, check_range
+from ..config import DEFAULT_MODEL, Backend, DType, EngineConfig, ManagerConfig, check_range
 
 Model = Annotated[str, typer.Option(help="smollm2, a Hugging Face directory, or a GGUF file.")]
 Host = Annotated[str, typer.Option(help="Address of the HTTP API.")]
@@ -29,6 +29,9 @@ ParentPipe = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+BackendName = Annotated[
+    str, typer.Option("--backend", help="native (CPU kernels), torch, or auto: native where it can.")
+]
 NumBlocks = Annotated[
     int | None, typer.Option(help="KV blocks of 16 tokens; by default as many as fit in memory.")
 ]
@@ -46,6 +49,7 @@ def serve(
     engine_port: EnginePort = 0,
     device: Device = "cpu",
     dtype: Dtype = "float32",
+    backend: BackendName = "auto",
     num_blocks: NumBlocks = None,
     max_batch_size: MaxBatchSize = 64,
     max_batch_tokens: MaxBatchTokens = 512,
@@ -74,6 +78,7 @@ def serve(
             name=f"engine-{index}",
             device=device,
             dtype=cast(DType, dtype),
+            backend=cast(Backend, backend),
             num_blocks=num_blocks,
             max_batch_size=max_batch_size,
             max_batch_tokens=max_batch_tokens,
@@ -114,6 +119,7 @@ def engine(
     model: Model = DEFAULT_MODEL,
     device: Device = "cpu",
     dtype: Dtype = "float32",
+    backend: BackendName = "auto",
     num_blocks: NumBlocks = None,
     max_batch_size: MaxBatchSize = 64,
     max_batch_tokens: MaxBatchTokens = 512,
@@ -133,6 +139,7 @@ def engine(
         model=model,
         device=device,
         dtype=cast(DType, dtype),
+        backend=cast(Backend, backend),
         num_blocks=num_blocks,
         max_batch_size=max_batch_size,
         max_batch_tokens=max_batch_tokens,

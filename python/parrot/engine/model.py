@@ -1,27 +1,45 @@
-"""The LLaMA decoder over a paged KV cache, in torch: one step for a batch of prefill chunks and decodes."""
+"""The LLaMA decoder over a paged KV cache: one step for a batch of prefill chunks and decodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.attention import AttentionPlan, paged_attention, plan_attention
+from .._core import PackedLinear, cpu_isa
+from ..config import Backend
+from ..errors import ConfigError
+from ..kernels.cpu_ops import DTYPES, F32, Array, CpuOps
+from ..kernels.ops import DecoderOps, DecoderShape, Heads, Linear, Rows
+from ..kernels.torch_ops import TorchOps
 from .batch import PagedKV, StepBatch
-from .weights import LayerWeights, ModelConfig, ModelWeights, load_weights
+from .weights import ModelConfig, ModelWeights, load_weights
 
 __all__ = ["LlamaModel", "ModelConfig"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Rotation:
-    """Cosine and sine of this step's positions, float32 [T, 1, head_dim / 2]."""
+class Decoder(Generic[Linear, Rows, Heads]):
+    """The layers of the model, over the operations of a backend."""
 
-    cos: Tensor
-    sin: Tensor
+    ops: DecoderOps[Linear, Rows, Heads]
+    weights: ModelWeights[Linear, Rows]
+
+    def forward(self, batch: StepBatch, kv: PagedKV) -> Tensor:
+        """Write K and V of the step's tokens into ``kv``; float32 [m, vocab], logits of ``logit_rows``."""
+        step, weights = self.ops.begin(batch, kv), self.weights
+        x = step.embed(weights.embedding)
+        for index, layer in enumerate(weights.layers):
+            query = step.project_qkv(x, layer.attention_norm, layer.qkv, index)
+            x = step.add_linear(x, step.attend(query, index), layer.output)
+            x = step.add_linear(x, step.gated_linear(x, layer.mlp_norm, layer.gate_up), layer.down)
+        return step.logits(x, weights.final_norm, weights.head)
+
+
+AnyDecoder = Decoder[Tensor, Tensor, Tensor] | Decoder[PackedLinear, F32, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,75 +47,60 @@ class LlamaModel:
     """A decoder with its weights. ``forward`` keeps nothing but what it writes into the KV cache."""
 
     config: ModelConfig
-    weights: ModelWeights
-    inverse_frequencies: Tensor  # float32 [head_dim / 2]
+    decoder: AnyDecoder
     dtype: torch.dtype
     device: torch.device
 
     @classmethod
-    def load(cls, directory: Path, dtype: torch.dtype, device: torch.device | str) -> LlamaModel:
+    def load(
+        cls, directory: Path, dtype: torch.dtype, device: torch.device | str, backend: Backend = "auto"
+    ) -> LlamaModel:
         """Load a Hugging Face directory (config.json, safetensors).
 
-        Raises :class:`ModelFileError` naming the file, field or tensor that is missing or wrong.
+        ``backend``: whose operations compute it; see :func:`choose_backend`. Raises :class:`ModelFileError`
+        naming the file, field or tensor that is missing or wrong, :class:`ConfigError` for a backend that
+        cannot run here.
         """
         device = torch.device(device)
+        backend = choose_backend(backend, dtype, device)
         config = ModelConfig.load(directory)
+        decoder: AnyDecoder
         with torch.inference_mode():
-            weights = load_weights(directory, config, dtype, device)
-            frequencies = config.inverse_frequencies().to(device)
-        return cls(config, weights, frequencies, dtype, device)
+            shape = _shape(config, device)
+            if backend == "native":
+                cpu = CpuOps(shape, dtype)
+                decoder = Decoder(cpu, load_weights(directory, config, dtype, device, cpu))
+            else:
+                plain = TorchOps(shape, dtype)
+                decoder = Decoder(plain, load_weights(directory, config, dtype, device, plain))
+        return cls(config, decoder, dtype, device)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: PagedKV) -> Tensor:
         """Compute one step: write K and V of its tokens into ``kv``, return logits of ``batch.logit_rows``,
         float32 [m, vocab]."""
-        group_size = self.config.num_heads // self.config.num_kv_heads
-        plan = plan_attention(batch.query_start, batch.seq_lens, batch.block_tables, group_size, self.dtype)
-        rotation = self._rotation(batch.positions)
-        x = F.embedding(batch.token_ids, self.weights.embedding)
-        for layer, k_cache, v_cache in zip(self.weights.layers, kv.k, kv.v, strict=True):
-            h = self._norm(x, layer.attention_norm)
-            h = self._attention(h, layer, k_cache, v_cache, batch.slots, plan, rotation)
-            x = x + h
-            x = x + self._mlp(self._norm(x, layer.mlp_norm), layer)
-        wanted = self._norm(x.index_select(0, batch.logit_rows), self.weights.final_norm)
-        return F.linear(wanted, self.weights.head).float()
-
-    def _attention(
-        self,
-        x: Tensor,
-        layer: LayerWeights,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slots: Tensor,
-        plan: AttentionPlan,
-        rotation: _Rotation,
-    ) -> Tensor:
-        config = self.config
-        heads = F.linear(x, layer.qkv).view(x.shape[0], -1, config.head_dim)
-        num_rotated = config.num_heads + config.num_kv_heads
-        rotated = _rotate(heads[:, :num_rotated], rotation)
-        query, key = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
-        k_cache.flatten(0, 1).index_copy_(0, slots, key)
-        v_cache.flatten(0, 1).index_copy_(0, slots, heads[:, num_rotated:])
-        out = paged_attention(query.contiguous(), k_cache, v_cache, plan)
-        return F.linear(out.flatten(1), layer.output)
-
-    @staticmethod
-    def _mlp(x: Tensor, layer: LayerWeights) -> Tensor:
-        gate, up = F.linear(x, layer.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, layer.down)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
-
-    def _rotation(self, positions: Tensor) -> _Rotation:
-        angles = positions[:, None, None].float() * self.inverse_frequencies
-        return _Rotation(angles.cos(), angles.sin())
+        return self.decoder.forward(batch, kv)
 
 
-def _rotate(x: Tensor, rotation: _Rotation) -> Tensor:
-    """Rotary embedding of [T, n, head_dim] in fp32: element i turns with element i + head_dim / 2."""
-    first, second = x.float().chunk(2, dim=-1)
-    cos, sin = rotation.cos, rotation.sin
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+def choose_backend(backend: Backend, dtype: torch.dtype, device: torch.device) -> Backend:
+    """``native`` (the kernels of ``csrc/kernels/cpu``) or ``torch``. ``auto`` is native on a CPU in float32
+    or bfloat16, unless it has no vector instructions that the kernels know. Raises :class:`ConfigError`."""
+    possible = device.type == "cpu" and dtype in DTYPES
+    if backend == "native" and not possible:
+        raise ConfigError(
+            f"backend = 'native' cannot compute {dtype} on {device}; it does float32 and bfloat16 on the CPU",
+            param="backend",
+        )
+    if backend != "auto":
+        return backend
+    return "native" if possible and cpu_isa() != "scalar" else "torch"
+
+
+def _shape(config: ModelConfig, device: torch.device) -> DecoderShape:
+    return DecoderShape(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        inverse_frequencies=config.inverse_frequencies().to(device),
+    )

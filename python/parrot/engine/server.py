@@ -60,6 +60,7 @@ def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
     """Load and measure the model: an engine that can take calls, and what it says of itself."""
     import torch
 
+    from .._core import set_cpu_threads
     from ..models import resolve_model
     from ..tokenizer.tokenizer import Tokenizer
     from .cost_model import calibrate
@@ -69,11 +70,13 @@ def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
     from .runner import ModelRunner
 
     started = time.monotonic()
-    torch.set_num_threads(config.num_threads or num_physical_cores())
+    num_threads = config.num_threads or num_physical_cores()
+    torch.set_num_threads(num_threads)
+    set_cpu_threads(num_threads)
     device, dtype = _device(config.device), getattr(torch, config.dtype)
     directory = resolve_model(config.model)
     tokenizer = Tokenizer.load(directory)
-    model = LlamaModel.load(directory, dtype, device)
+    model = LlamaModel.load(directory, dtype, device, config.backend)
     num_blocks = choose_num_blocks(model.config, dtype, device, config.num_blocks)
     runner = ModelRunner(model, num_blocks, dtype, device)
     cost_model = calibrate(

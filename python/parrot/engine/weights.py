@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import ModelFileError
+from ..kernels.ops import DecoderOps, Heads, Linear, Rows
 from ..models import weight_files
 
 JsonObject = Mapping[str, Any]
@@ -142,47 +143,54 @@ def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 @dataclass(slots=True)
-class LayerWeights:
-    """One decoder layer; q, k, v and gate, up are fused so that each input is read once."""
+class LayerWeights(Generic[Linear, Rows]):
+    """One decoder layer; q, k, v and gate, up are fused so that each input is read once. Shapes are those on
+    disk; the form is the backend's."""
 
-    attention_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    output: Tensor  # [hidden, heads * head_dim]
-    mlp_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]
-    down: Tensor  # [hidden, intermediate]
+    attention_norm: Rows  # [hidden]
+    qkv: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    output: Linear  # [hidden, heads * head_dim]
+    mlp_norm: Rows  # [hidden]
+    gate_up: Linear  # [2 * intermediate, hidden]
+    down: Linear  # [hidden, intermediate]
 
 
 @dataclass(slots=True)
-class ModelWeights:
-    """All tensors of a model, in one dtype on one device."""
+class ModelWeights(Generic[Linear, Rows]):
+    """All weights of a model, in one dtype on one device."""
 
-    embedding: Tensor  # [vocab, hidden]
-    layers: list[LayerWeights]
-    final_norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; the embedding itself if they are tied
+    embedding: Linear  # [vocab, hidden]
+    layers: list[LayerWeights[Linear, Rows]]
+    final_norm: Rows  # [hidden]
+    head: Linear  # [vocab, hidden]; the embedding itself if they are tied
 
 
 def load_weights(
-    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> ModelWeights:
-    """Read the safetensors of a directory.
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    ops: DecoderOps[Linear, Rows, Heads],
+) -> ModelWeights[Linear, Rows]:
+    """Read the safetensors of a directory; each tensor is packed as ``ops`` wants it and then let go.
 
     Raises :class:`ModelFileError` naming the file, or the tensor that is missing or has another shape than
     config.json asks for, with both shapes.
     """
     with ExitStack() as stack:
         source = _TensorSource(directory, dtype, device, stack)
-        embedding = source.read("model.embed_tokens", config.vocab_size, config.hidden_size)
-        layers = [_load_layer(source, config, f"model.layers.{i}") for i in range(config.num_layers)]
-        final_norm = source.read("model.norm", config.hidden_size)
+        embedding = ops.pack(source.read("model.embed_tokens", config.vocab_size, config.hidden_size))
+        layers = [_load_layer(source, config, f"model.layers.{i}", ops) for i in range(config.num_layers)]
+        final_norm = ops.pack_norm(source.read("model.norm", config.hidden_size))
         head = embedding
         if not config.tie_embeddings:
-            head = source.read("lm_head", config.vocab_size, config.hidden_size)
+            head = ops.pack(source.read("lm_head", config.vocab_size, config.hidden_size))
     return ModelWeights(embedding, layers, final_norm, head)
 
 
-def _load_layer(source: _TensorSource, config: ModelConfig, name: str) -> LayerWeights:
+def _load_layer(
+    source: _TensorSource, config: ModelConfig, name: str, ops: DecoderOps[Linear, Rows, Heads]
+) -> LayerWeights[Linear, Rows]:
     hidden, intermediate = config.hidden_size, config.intermediate_size
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
@@ -192,12 +200,12 @@ def _load_layer(source: _TensorSource, config: ModelConfig, name: str) -> LayerW
     gate = source.read(f"{mlp}.gate_proj", intermediate, hidden)
     up = source.read(f"{mlp}.up_proj", intermediate, hidden)
     return LayerWeights(
-        attention_norm=source.read(f"{name}.input_layernorm", hidden),
-        qkv=torch.cat([q, k, v]),
-        output=source.read(f"{attention}.o_proj", hidden, q_rows),
-        mlp_norm=source.read(f"{name}.post_attention_layernorm", hidden),
-        gate_up=torch.cat([gate, up]),
-        down=source.read(f"{mlp}.down_proj", hidden, intermediate),
+        attention_norm=ops.pack_norm(source.read(f"{name}.input_layernorm", hidden)),
+        qkv=ops.pack(torch.cat([q, k, v])),
+        output=ops.pack(source.read(f"{attention}.o_proj", hidden, q_rows)),
+        mlp_norm=ops.pack_norm(source.read(f"{name}.post_attention_layernorm", hidden)),
+        gate_up=ops.pack(torch.cat([gate, up]), gated=True),
+        down=ops.pack(source.read(f"{mlp}.down_proj", hidden, intermediate)),
     )
 
 

@@ -32,6 +32,7 @@ def engine_argv(config: EngineConfig) -> list[str]:
         ("--model", config.model),
         ("--device", config.device),
         ("--dtype", config.dtype),
+        ("--backend", config.backend),
         ("--num-blocks", config.num_blocks),
         ("--max-batch-size", config.max_batch_size),
         ("--max-batch-tokens", config.max_batch_tokens),

@@ -1,0 +1,34 @@
+// The inner parts of packed linear layers, one table per instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/isa.h"
+
+namespace parrot::cpu {
+
+inline constexpr int kTileColumns = 32;  // outputs of one tile of a packed weight
+inline constexpr int kMaxPanelRows = 12;
+
+// panel [depth][rows]: inputs, fp32, or pairs of bf16 (depth / 2 of them) where `bf16_pairs` says so
+// tile [depth][32] fp32, or [depth / 2][32][2] bf16; depth is even for bf16
+// sums [rows][32]: what they multiply to
+using TileKernel = void (*)(const void* panel, const void* tile, int64_t depth, float* sums);
+
+struct LinearKernels {
+    int max_rows;            // of a panel, <= kMaxPanelRows
+    bool bf16_pairs;         // how the bf16 kernels want their panels
+    const TileKernel* fp32;  // [max_rows], for 1 .. max_rows rows
+    const TileKernel* bf16;
+
+    // sum over x[0, n) of x^2
+    float (*sum_squares)(const float* x, int64_t n);
+    // y[i] = x[i] * scale * weight[i]
+    void (*scale)(const float* x, float scale, const float* weight, float* y, int64_t n);
+    // out[i] = silu(gate[i]) * up[i], 16 of them
+    void (*silu_mul)(const float* gate, const float* up, float* out);
+};
+
+extern const LinearKernels kLinearScalar, kLinearAvx2, kLinearAvx512, kLinearAvx512Bf16;
+
+}  // namespace parrot::cpu

@@ -1,0 +1,151 @@
+"""The decoder's operations on the CPU by the native kernels: weights packed once, a few calls per layer.
+
+Activations are float32 whatever the model's dtype, except queries and what attention gives, which have that
+of the KV cache. They live in buffers that grow to the largest step and stay, so that a step touches no fresh
+memory. bf16 travels as uint16, which numpy has.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .. import _core
+from .attention import paged_attention, plan_attention
+from .ops import Batch, DecoderShape, Pages
+
+F32 = npt.NDArray[np.float32]
+U16 = npt.NDArray[np.uint16]
+Array = F32 | U16
+
+Element = TypeVar("Element", np.float32, np.uint16)
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class CpuOps:
+    """``DecoderOps[PackedLinear, F32, Array]`` for float32 and bfloat16."""
+
+    def __init__(self, shape: DecoderShape, dtype: torch.dtype) -> None:
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype = {dtype} has no native CPU kernels; float32 and bfloat16 have")
+        self.shape = shape
+        self.dtype = dtype
+        self.buffers = _Buffers()
+        self._pages: Pages | None = None
+        self._caches: list[tuple[Array, Array]] = []
+
+    def pack(self, weight: Tensor, *, gated: bool = False) -> _core.PackedLinear:
+        """A copy in the order in which it is read; ``weight`` itself is not kept."""
+        return _core.PackedLinear(as_numpy(weight), gated=gated)
+
+    def pack_norm(self, weight: Tensor) -> F32:
+        """float32 [hidden]."""
+        return weight.float().numpy()
+
+    def begin(self, batch: Batch, pages: Pages) -> CpuStep:
+        """Plan attention and the rotation of this step's positions."""
+        if pages is not self._pages:
+            self._caches = [(as_numpy(k), as_numpy(v)) for k, v in zip(pages.k, pages.v, strict=True)]
+            self._pages = pages
+        return CpuStep(self, batch, pages, self._caches)
+
+
+class CpuStep:
+    """``DecoderStep[PackedLinear, F32, Array]``."""
+
+    def __init__(self, ops: CpuOps, batch: Batch, pages: Pages, caches: list[tuple[Array, Array]]) -> None:
+        shape = ops.shape
+        self._shape = shape
+        self._batch = batch
+        self._caches = caches
+        self._pages = pages
+        self._buffers = ops.buffers
+        self._num_rows = len(batch.token_ids)
+        self._slots = batch.slots.numpy()
+        angles = batch.positions[:, None].float() * shape.inverse_frequencies
+        self._cos, self._sin = angles.cos().numpy(), angles.sin().numpy()  # [T, head_dim / 2]
+        group_size = shape.num_heads // shape.num_kv_heads
+        self._plan = plan_attention(
+            batch.query_start, batch.seq_lens, batch.block_tables, group_size, ops.dtype
+        )
+        heads = (self._num_rows, shape.num_heads, shape.head_dim)
+        self._query: Array = (
+            ops.buffers.get("query", heads, np.float32)
+            if ops.dtype == torch.float32
+            else ops.buffers.get("query", heads, np.uint16)
+        )
+
+    def embed(self, table: _core.PackedLinear) -> F32:
+        """[T, hidden]: the residual stream."""
+        x = self._floats("x", table.in_features)
+        table.gather(self._batch.token_ids.numpy(), x)
+        return x
+
+    def project_qkv(self, x: F32, norm: F32, weight: _core.PackedLinear, layer: int) -> Array:
+        """[T, heads, head_dim] in the dtype of the cache."""
+        qkv = self._floats("qkv", weight.num_outputs)
+        weight.forward(x, qkv, norm, self._shape.rms_norm_eps)
+        _core.rope_append(qkv, self._cos, self._sin, self._slots, self._query, *self._caches[layer])
+        return self._query
+
+    def attend(self, query: Array, layer: int) -> Array:
+        """[T, heads * head_dim] in the dtype of the cache."""
+        out = paged_attention(_as_tensor(query), self._pages.k[layer], self._pages.v[layer], self._plan)
+        return as_numpy(out.flatten(1))
+
+    def add_linear(self, x: F32, y: Array, weight: _core.PackedLinear) -> F32:
+        """``x`` itself."""
+        weight.forward(y, x, add=True)
+        return x
+
+    def gated_linear(self, x: F32, norm: F32, weight: _core.PackedLinear) -> F32:
+        """[T, intermediate]."""
+        out = self._floats("gated", weight.num_outputs)
+        weight.forward(x, out, norm, self._shape.rms_norm_eps)
+        return out
+
+    def logits(self, x: F32, norm: F32, head: _core.PackedLinear) -> Tensor:
+        """float32 [m, vocab], the caller's own."""
+        wanted = x[self._batch.logit_rows.numpy()]
+        out = np.empty((len(wanted), head.num_outputs), np.float32)
+        head.forward(wanted, out, norm, self._shape.rms_norm_eps)
+        return torch.from_numpy(out)
+
+    def _floats(self, name: str, width: int) -> F32:
+        return self._buffers.get(name, (self._num_rows, width), np.float32)
+
+
+class _Buffers:
+    """Memory by name, the largest that was ever asked for."""
+
+    def __init__(self) -> None:
+        self._flat: dict[str, npt.NDArray[Any]] = {}
+
+    def get(self, name: str, shape: tuple[int, ...], element: type[Element]) -> npt.NDArray[Element]:
+        """A view with this shape; what is in it is not defined."""
+        size = prod(shape)
+        flat = self._flat.get(name)
+        if flat is None or len(flat) < size:
+            flat = self._flat[name] = np.empty(size, element)
+        return flat[:size].reshape(shape)
+
+
+def as_numpy(tensor: Tensor) -> Array:
+    """The same memory; bf16 as its bits."""
+    if tensor.dtype == torch.bfloat16:
+        bits: npt.NDArray[np.uint16] = tensor.view(torch.uint16).numpy()
+        return bits
+    floats: F32 = tensor.numpy()
+    return floats
+
+
+def _as_tensor(array: Array) -> Tensor:
+    """The same memory; bits of bf16 as bf16."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
