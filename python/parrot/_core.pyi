@@ -1,9 +1,11 @@
-"""The native core: KV cache and scheduler. State machines without clock or I/O, one thread at a time each.
+"""The native core: KV cache, scheduler, CPU kernels. State machines without clock or I/O, one thread at a
+time each.
 
 Arrays are numpy, C-contiguous, of exactly the dtype given; a wrong dtype, shape or an unknown id raises
 ``ValueError`` (or ``KeyError`` for ids) naming argument and values. Ranges are half-open.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -126,6 +128,46 @@ def set_cpu_threads(num_threads: int) -> None:
 
 def count_cpu_parts(num_parts: int, repeats: int = 1) -> list[int]:
     """How often each part ran over ``repeats`` parallel regions of ``num_parts`` (for tests and timing)."""
+
+# A tensor of a caller: address, shape, strides in elements.
+TensorView = tuple[int, Sequence[int], Sequence[int]]
+
+class CpuAttention:
+    """Paged attention of one step on the CPU, for one model shape: plan once per step, run once per layer.
+
+    Decoding sequences that name the same physical blocks read them once (paper section 5.3); chunks of
+    prefill are causal over all that their sequence has. Sums are fp32. One thread at a time: RuntimeError for
+    a second one. ``head_dim`` is a multiple of 16 up to 512, ``dtype`` "float32" or "bfloat16", that of
+    queries, cache and output. Raises ValueError naming argument and values.
+    """
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str) -> None: ...
+    def plan(
+        self,
+        query_start: I32,
+        seq_lens: I32,
+        block_tables: I32,
+        num_blocks: int,
+        *,
+        num_threads: int = 0,
+        share: bool = True,
+        min_shared_tokens: int = 64,
+    ) -> None:
+        """Sequence i has the rows [query_start[i], query_start[i + 1]), its last tokens of ``seq_lens[i]``.
+        ``block_tables`` [n, max_blocks] is not looked at past a sequence's end; ``num_blocks``: those of the
+        cache. ``num_threads`` 0: :func:`cpu_threads`."""
+    def run(
+        self, query: TensorView, k_cache: TensorView, v_cache: TensorView, out: TensorView, scale: float
+    ) -> None:
+        """Fill ``out`` [rows, heads, head_dim] from ``query`` of that shape and the caches
+        [num_blocks, 16, kv_heads, head_dim], contiguous; rows of query and out may lie apart. Slots past a
+        sequence's end may hold anything. Raises RuntimeError without a plan. Releases the GIL."""
+    @property
+    def num_items(self) -> int:
+        """Pieces of work of the plan."""
+    @property
+    def num_partials(self) -> int:
+        """Rows of partial results that the plan merges."""
 
 Reason = Literal["group", "sharers", "prefix", "alone"]
 

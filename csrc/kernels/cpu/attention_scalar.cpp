@@ -1,0 +1,117 @@
+// Attention without particular instructions: four lanes in plain C++, which a compiler may turn into whatever
+// every CPU of its target has.
+#include <cstring>
+
+#include "kernels/cpu/attention_item.h"
+
+namespace parrot::cpu {
+namespace {
+
+struct Scalar {
+    struct Reg {
+        float lane[4];
+    };
+    static constexpr int kWidth = 4;
+    static constexpr int kRegisters = 12;
+
+    template <class Lane>
+    static Reg each(Lane lane) {
+        return {{lane(0), lane(1), lane(2), lane(3)}};
+    }
+
+    static Reg zero() { return set1(0); }
+    static Reg set1(float x) { return {{x, x, x, x}}; }
+    static Reg load(const float* from) { return {{from[0], from[1], from[2], from[3]}}; }
+    static void store(float* to, Reg x) { std::memcpy(to, x.lane, sizeof x.lane); }
+    static Reg add(Reg a, Reg b) {
+        return each([&](int i) { return a.lane[i] + b.lane[i]; });
+    }
+    static Reg mul(Reg a, Reg b) {
+        return each([&](int i) { return a.lane[i] * b.lane[i]; });
+    }
+    static Reg max(Reg a, Reg b) {
+        return each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+    }
+    static Reg fmadd(Reg a, Reg b, Reg c) {
+        return each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+    }
+    static float first(Reg x) { return x.lane[0]; }
+    static float hmax(Reg x) {
+        const float a = x.lane[0] > x.lane[1] ? x.lane[0] : x.lane[1];
+        const float b = x.lane[2] > x.lane[3] ? x.lane[2] : x.lane[3];
+        return a > b ? a : b;
+    }
+    static float hsum(Reg x) { return (x.lane[0] + x.lane[1]) + (x.lane[2] + x.lane[3]); }
+    static Reg keep_first(Reg x, int count) {
+        return each([&](int i) { return i < count ? x.lane[i] : -__builtin_huge_valf(); });
+    }
+
+    // 2^x = 2^n * 2^f with f in [-1/2, 1/2]; the polynomial is within 8e-8 of 2^f. Adding 1.5 * 2^23 leaves n
+    // in the low bits, from where it is added to the exponent. 0 below the normal numbers.
+    static float exp2(float x) {
+        if (x < -126) return 0;
+        const float shifted = x + 12582912;
+        const float f = x - (shifted - 12582912);
+        float p = 1.3276457e-3f;
+        p = p * f + 9.6755419e-3f;
+        p = p * f + 5.5507135e-2f;
+        p = p * f + 2.4022120e-1f;
+        p = p * f + 6.9314694e-1f;
+        p = p * f + 1.0000001f;
+        return from_bits(bits(p) + (bits(shifted) << 23));
+    }
+    static Reg exp2(Reg x) {
+        return each([&](int i) { return exp2(x.lane[i]); });
+    }
+
+    static uint32_t bits(float x) {
+        uint32_t result;
+        std::memcpy(&result, &x, sizeof result);
+        return result;
+    }
+    static float from_bits(uint32_t x) {
+        float result;
+        std::memcpy(&result, &x, sizeof result);
+        return result;
+    }
+
+    static Reg load_bf16(const uint16_t* from) {
+        return each([&](int i) { return from_bits(uint32_t(from[i]) << 16); });
+    }
+    static void store_bf16(uint16_t* to, Reg x) {
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t value = bits(x.lane[i]);
+            to[i] = static_cast<uint16_t>((value + 0x7fff + (value >> 16 & 1)) >> 16);
+        }
+    }
+    static Reg load_pairs(const uint16_t* from) {
+        Reg result;
+        std::memcpy(result.lane, from, sizeof result.lane);
+        return result;
+    }
+    static Reg low_bf16(Reg x) {
+        return each([&](int i) { return from_bits(bits(x.lane[i]) << 16); });
+    }
+    static Reg high_bf16(Reg x) {
+        return each([&](int i) { return from_bits(bits(x.lane[i]) & 0xffff0000u); });
+    }
+
+    static void transpose(Reg (&r)[4]) {
+        for (int i = 0; i < 4; ++i) {
+            for (int j = 0; j < i; ++j) {
+                const float kept = r[i].lane[j];
+                r[i].lane[j] = r[j].lane[i];
+                r[j].lane[i] = kept;
+            }
+        }
+    }
+};
+
+}  // namespace
+
+const AttentionKernels kAttentionScalar[2] = {
+    {AttentionItemKernel<Scalar, float>::attend, AttentionItemKernel<Scalar, float>::merge},
+    {AttentionItemKernel<Scalar, uint16_t>::attend, AttentionItemKernel<Scalar, uint16_t>::merge},
+};
+
+}  // namespace parrot::cpu

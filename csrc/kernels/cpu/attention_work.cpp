@@ -1,0 +1,209 @@
+#include "kernels/cpu/attention_work.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "concat.h"
+#include "kvcache/attention_plan.h"
+
+namespace parrot::cpu {
+namespace {
+
+constexpr int32_t kItemRows = 96;           // query rows per KV head of an item
+constexpr int64_t kStateBytes = 256 << 10;  // of an item's queries and sums: an eighth of an L2
+constexpr int32_t kMinSplitTokens = 256;    // of the context of a prefill block
+constexpr int64_t kItemsPerThread = 3;      // that splitting a prefill aims at
+constexpr int64_t kTokenCost = 12;          // rows' worth of time that reading a token takes
+
+template <class... Parts>
+void require(bool condition, const Parts&... parts) {
+    if (!condition) throw std::invalid_argument(concat(parts...));
+}
+
+void check(const AttentionStep& step) {
+    const size_t n = step.seq_lens.size();
+    require(step.query_start.size() == n + 1, "query_start has ", step.query_start.size(), " elements for ",
+            n, " sequences, expected ", n + 1);
+    require(step.block_tables.size() == n * static_cast<size_t>(step.max_blocks), "block_tables has ",
+            step.block_tables.size(), " elements, expected [", n, ", ", step.max_blocks, "]");
+    require(step.query_start[0] == 0, "query_start[0] = ", step.query_start[0], ", expected 0");
+    const int64_t room = int64_t(step.max_blocks) * kBlockTokens;
+    for (size_t i = 0; i < n; ++i) {
+        const int64_t rows = int64_t(step.query_start[i + 1]) - step.query_start[i];
+        require(rows >= 1, "query_start[", i + 1, "] = ", step.query_start[i + 1],
+                ", expected more than query_start[", i, "] = ", step.query_start[i]);
+        require(step.seq_lens[i] >= rows && step.seq_lens[i] <= room, "seq_lens[", i,
+                "] = ", step.seq_lens[i], " is outside [", rows, ", ", room,
+                "], from its rows in the step to the room of its block table");
+        const int32_t* table = step.block_tables.data() + i * static_cast<size_t>(step.max_blocks);
+        const int32_t used = (step.seq_lens[i] + kBlockTokens - 1) / kBlockTokens;
+        for (int32_t b = 0; b < used; ++b) {
+            require(table[b] >= 0 && table[b] < step.num_blocks, "block_tables[", i, ", ", b,
+                    "] = ", table[b], " is outside [0, ", step.num_blocks, "), the blocks of the cache");
+        }
+    }
+}
+
+class Builder {
+  public:
+    Builder(const AttentionShape& shape, const AttentionStep& step, const AttentionOptions& options)
+        : shape_(shape), step_(step), options_(options) {}
+
+    AttentionWork build() {
+        std::vector<int32_t> decodes;
+        for (size_t i = 0; i < step_.seq_lens.size(); ++i) {
+            if (num_rows(i) == 1) decodes.push_back(static_cast<int32_t>(i));
+        }
+        add_decodes(decodes);
+        add_prefills();
+        std::stable_sort(work_.items.begin(), work_.items.end(),
+                         [](const auto& a, const auto& b) { return a.cost > b.cost; });
+        for (const AttentionWorkItem& item : work_.items) {
+            const int32_t heads = item.head_end - item.head_begin;
+            work_.max_states = std::max(work_.max_states, heads * item.num_members * shape_.group_size());
+            work_.cost += item.cost;
+        }
+        return std::move(work_);
+    }
+
+  private:
+    int32_t num_rows(size_t sequence) const {
+        return step_.query_start[sequence + 1] - step_.query_start[sequence];
+    }
+
+    const int32_t* table(int32_t sequence) const {
+        return step_.block_tables.data() + int64_t(sequence) * step_.max_blocks;
+    }
+
+    // KV heads that an item of the decodes covers. All of them, where their state fits the cache: a block's
+    // heads lie side by side, and are then read as one stream.
+    int32_t heads_per_item(int32_t num_decodes) const {
+        const int32_t rows =
+            std::min(std::max(kItemRows, shape_.group_size()), num_decodes * shape_.group_size());
+        const int64_t bytes = int64_t(rows) * shape_.head_dim * 2 * sizeof(float);
+        return static_cast<int32_t>(std::clamp<int64_t>(kStateBytes / bytes, 1, shape_.num_kv_heads));
+    }
+
+    AttentionPlan plan_decodes(const std::vector<int32_t>& decodes, int32_t num_head_groups) const {
+        std::vector<int32_t> tables, lens;
+        for (const int32_t i : decodes) {
+            tables.insert(tables.end(), table(i), table(i) + step_.max_blocks);
+            lens.push_back(step_.seq_lens[static_cast<size_t>(i)]);
+        }
+        AttentionPlanOptions options;
+        options.block_size = kBlockTokens;
+        options.group_size = shape_.group_size();
+        options.num_kv_heads = num_head_groups;
+        options.num_workers = options_.num_threads;
+        options.max_rows = std::max(kItemRows, shape_.group_size());
+        options.min_shared_tokens = options_.min_shared_tokens;
+        options.share = options_.share;
+        return plan_attention(tables, lens, options);
+    }
+
+    void add_decodes(const std::vector<int32_t>& decodes) {
+        if (decodes.empty()) return;
+        const int32_t heads = heads_per_item(static_cast<int32_t>(decodes.size()));
+        const int32_t num_head_groups = (shape_.num_kv_heads + heads - 1) / heads;
+        const AttentionPlan plan = plan_decodes(decodes, num_head_groups);
+        std::vector<int32_t> units(decodes.size(), -1);
+        for (size_t i = 0; i < decodes.size(); ++i) {
+            const int32_t parts = plan.part_begin[i + 1] - plan.part_begin[i];
+            if (parts == 1) continue;
+            units[i] = static_cast<int32_t>(work_.units.size());
+            const int32_t row = step_.query_start[static_cast<size_t>(decodes[i])];
+            work_.units.push_back({row, 1, plan.part_begin[i], parts, parts * num_head_groups});
+        }
+        work_.num_partials = plan.part_begin.back();
+        for (size_t e = 0; e < plan.entries.size(); e += 8)
+            add_entry(plan, &plan.entries[e], decodes, units, heads);
+    }
+
+    void add_entry(const AttentionPlan& plan, const int32_t* entry, const std::vector<int32_t>& decodes,
+                   const std::vector<int32_t>& units, int32_t heads) {
+        const auto first = static_cast<int32_t>(work_.members.size());
+        for (int32_t m = entry[3]; m < entry[3] + entry[4]; ++m) {
+            const int32_t request = plan.members[2 * static_cast<size_t>(m)];
+            const auto sequence = static_cast<size_t>(decodes[static_cast<size_t>(request)]);
+            work_.members.push_back({step_.query_start[sequence], step_.seq_lens[sequence],
+                                     plan.members[2 * static_cast<size_t>(m) + 1],
+                                     units[static_cast<size_t>(request)]});
+        }
+        const int32_t* blocks = table(decodes[static_cast<size_t>(entry[0])]);
+        for (int32_t head = 0; head < shape_.num_kv_heads; head += heads) {
+            add_item(blocks, entry[1], entry[2], first, entry[4], head,
+                     std::min(head + heads, shape_.num_kv_heads));
+        }
+    }
+
+    void add_item(const int32_t* blocks, int32_t begin, int32_t end, int32_t first_member,
+                  int32_t num_members, int32_t head_begin, int32_t head_end) {
+        const int64_t rows = int64_t(num_members) * shape_.group_size();
+        const int64_t cost = (end - begin) * (rows + kTokenCost) * (head_end - head_begin);
+        work_.items.push_back({blocks, begin, end, first_member, num_members, head_begin, head_end, cost});
+    }
+
+    // Query tokens of a prefill item.
+    int32_t block_rows() const { return std::max(1, kItemRows / shape_.group_size()); }
+
+    void add_prefills() {
+        int64_t total = 0;
+        for (size_t i = 0; i < step_.seq_lens.size(); ++i) {
+            if (num_rows(i) > 1) total += int64_t(num_rows(i)) * step_.seq_lens[i];
+        }
+        const int64_t target =
+            std::max<int64_t>(1, total * shape_.num_kv_heads / (options_.num_threads * kItemsPerThread));
+        for (size_t i = 0; i < step_.seq_lens.size(); ++i) {
+            if (num_rows(i) == 1) continue;
+            for (int32_t row = 0; row < num_rows(i); row += block_rows()) {
+                add_query_block(static_cast<int32_t>(i), row, std::min(block_rows(), num_rows(i) - row),
+                                target);
+            }
+        }
+    }
+
+    // Rows [row, row + count) of a sequence, over the tokens that its last row sees; over several ranges of
+    // them where there is too little else to keep the threads busy.
+    void add_query_block(int32_t sequence, int32_t row, int32_t count, int64_t target) {
+        const auto i = static_cast<size_t>(sequence);
+        const int32_t first_visible = step_.seq_lens[i] - num_rows(i) + row + 1;
+        const int32_t tokens = first_visible + count - 1;
+        const auto wanted = static_cast<int32_t>((int64_t(tokens) * count + target - 1) / target);
+        const int32_t most = std::clamp(wanted, 1, std::max(1, tokens / kMinSplitTokens));
+        const int32_t length = (tokens + most - 1) / most;
+        const int32_t step = (length + kTileTokens - 1) / kTileTokens * kTileTokens;
+        const int32_t splits = (tokens + step - 1) / step;
+        int32_t unit = -1;
+        if (splits > 1) {
+            unit = static_cast<int32_t>(work_.units.size());
+            work_.units.push_back({step_.query_start[i] + row, count, work_.num_partials, splits,
+                                   splits * shape_.num_kv_heads});
+        }
+        for (int32_t part = 0; part < splits; ++part) {
+            const auto first = static_cast<int32_t>(work_.members.size());
+            for (int32_t r = 0; r < count; ++r) {
+                const int32_t partial = splits > 1 ? work_.num_partials++ : -1;
+                work_.members.push_back({step_.query_start[i] + row + r, first_visible + r, partial, unit});
+            }
+            for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
+                add_item(table(sequence), part * step, std::min(tokens, (part + 1) * step), first, count,
+                         head, head + 1);
+            }
+        }
+    }
+
+    const AttentionShape& shape_;
+    const AttentionStep& step_;
+    const AttentionOptions& options_;
+    AttentionWork work_;
+};
+
+}  // namespace
+
+AttentionWork make_attention_work(const AttentionShape& shape, const AttentionStep& step,
+                                  const AttentionOptions& options) {
+    check(step);
+    return Builder(shape, step, options).build();
+}
+
+}  // namespace parrot::cpu
