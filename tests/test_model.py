@@ -208,11 +208,14 @@ def test_the_backends_agree_on_every_instruction_set(tiny_model: Path, cpu_isa: 
 def test_auto_is_native_where_the_kernels_can_compute() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     native = "torch" if _core.cpu_isas() == ["scalar"] else "native"
-    assert choose_backend("auto", torch.bfloat16, cpu) == choose_backend("auto", torch.float32, cpu) == native
-    assert (
-        choose_backend("auto", torch.float16, cpu) == choose_backend("auto", torch.bfloat16, cuda) == "torch"
-    )
-    assert choose_backend("torch", torch.float32, cpu) == "torch"
-    for dtype, device in ((torch.float16, cpu), (torch.float32, cuda)):
-        with pytest.raises(ConfigError, match=f"cannot compute {dtype} on {device}"):
-            choose_backend("native", dtype, device)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert choose_backend("auto", dtype, cpu, 64) == native
+        assert choose_backend("torch", dtype, cpu, 64) == "torch"
+    for dtype, device, head_dim in (
+        (torch.float16, cpu, 64),
+        (torch.float32, cuda, 64),
+        (torch.float32, cpu, 24),
+    ):
+        assert choose_backend("auto", dtype, device, head_dim) == "torch"
+        with pytest.raises(ConfigError, match=f"cannot compute {dtype} with heads of {head_dim} on {device}"):
+            choose_backend("native", dtype, device, head_dim)

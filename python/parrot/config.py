@@ -44,6 +44,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: DType = "float32"
     backend: Backend = "auto"  # whose operations compute the model; auto: native on a CPU, torch elsewhere
+    shared_prefix_attention: bool = True  # decodes read a common prefix once (native backend)
     block_size: int = 16
     num_blocks: int | None = None  # None: sized from free memory
     max_batch_size: int = 64

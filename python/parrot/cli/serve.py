@@ -32,6 +32,13 @@ Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 BackendName = Annotated[
     str, typer.Option("--backend", help="native (CPU kernels), torch, or auto: native where it can.")
 ]
+SharedPrefixAttention = Annotated[
+    bool,
+    typer.Option(
+        "--shared-prefix-attention/--no-shared-prefix-attention",
+        help="Decodes read a prefix that they share once per step (native backend).",
+    ),
+]
 NumBlocks = Annotated[
     int | None, typer.Option(help="KV blocks of 16 tokens; by default as many as fit in memory.")
 ]
@@ -50,6 +57,7 @@ def serve(
     device: Device = "cpu",
     dtype: Dtype = "float32",
     backend: BackendName = "auto",
+    shared_prefix_attention: SharedPrefixAttention = True,
     num_blocks: NumBlocks = None,
     max_batch_size: MaxBatchSize = 64,
     max_batch_tokens: MaxBatchTokens = 512,
@@ -79,6 +87,7 @@ def serve(
             device=device,
             dtype=cast(DType, dtype),
             backend=cast(Backend, backend),
+            shared_prefix_attention=shared_prefix_attention,
             num_blocks=num_blocks,
             max_batch_size=max_batch_size,
             max_batch_tokens=max_batch_tokens,
@@ -120,6 +129,7 @@ def engine(
     device: Device = "cpu",
     dtype: Dtype = "float32",
     backend: BackendName = "auto",
+    shared_prefix_attention: SharedPrefixAttention = True,
     num_blocks: NumBlocks = None,
     max_batch_size: MaxBatchSize = 64,
     max_batch_tokens: MaxBatchTokens = 512,
@@ -140,6 +150,7 @@ def engine(
         device=device,
         dtype=cast(DType, dtype),
         backend=cast(Backend, backend),
+        shared_prefix_attention=shared_prefix_attention,
         num_blocks=num_blocks,
         max_batch_size=max_batch_size,
         max_batch_tokens=max_batch_tokens,

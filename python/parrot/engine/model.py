@@ -12,7 +12,8 @@ from torch import Tensor
 from .._core import PackedLinear, cpu_isa
 from ..config import Backend
 from ..errors import ConfigError
-from ..kernels.cpu_ops import DTYPES, F32, Array, CpuOps
+from ..kernels.cpu_attention import CpuAttention
+from ..kernels.cpu_ops import F32, Array, CpuOps
 from ..kernels.ops import DecoderOps, DecoderShape, Heads, Linear, Rows
 from ..kernels.torch_ops import TorchOps
 from .batch import PagedKV, StepBatch
@@ -53,22 +54,29 @@ class LlamaModel:
 
     @classmethod
     def load(
-        cls, directory: Path, dtype: torch.dtype, device: torch.device | str, backend: Backend = "auto"
+        cls,
+        directory: Path,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        backend: Backend = "auto",
+        *,
+        share_prefixes: bool = True,
     ) -> LlamaModel:
         """Load a Hugging Face directory (config.json, safetensors).
 
-        ``backend``: whose operations compute it; see :func:`choose_backend`. Raises :class:`ModelFileError`
-        naming the file, field or tensor that is missing or wrong, :class:`ConfigError` for a backend that
-        cannot run here.
+        ``backend``: whose operations compute it; see :func:`choose_backend`. ``share_prefixes`` off: decodes
+        with a common prefix read it once each (natively; in torch they always do). Raises
+        :class:`ModelFileError` naming the file, field or tensor that is missing or wrong,
+        :class:`ConfigError` for a backend that cannot run here.
         """
         device = torch.device(device)
-        backend = choose_backend(backend, dtype, device)
         config = ModelConfig.load(directory)
+        backend = choose_backend(backend, dtype, device, config.head_dim)
         decoder: AnyDecoder
         with torch.inference_mode():
             shape = _shape(config, device)
             if backend == "native":
-                cpu = CpuOps(shape, dtype)
+                cpu = CpuOps(shape, dtype, share_prefixes=share_prefixes)
                 decoder = Decoder(cpu, load_weights(directory, config, dtype, device, cpu))
             else:
                 plain = TorchOps(shape, dtype)
@@ -82,13 +90,17 @@ class LlamaModel:
         return self.decoder.forward(batch, kv)
 
 
-def choose_backend(backend: Backend, dtype: torch.dtype, device: torch.device) -> Backend:
-    """``native`` (the kernels of ``csrc/kernels/cpu``) or ``torch``. ``auto`` is native on a CPU in float32
-    or bfloat16, unless it has no vector instructions that the kernels know. Raises :class:`ConfigError`."""
-    possible = device.type == "cpu" and dtype in DTYPES
+def choose_backend(backend: Backend, dtype: torch.dtype, device: torch.device, head_dim: int) -> Backend:
+    """``native`` (the kernels of ``csrc/kernels/cpu``) or ``torch``.
+
+    ``auto`` is native on a CPU in float32 or bfloat16, unless the kernels know none of its vector
+    instructions or not this head size. Raises :class:`ConfigError`.
+    """
+    possible = CpuAttention.supports(head_dim, dtype, device)
     if backend == "native" and not possible:
         raise ConfigError(
-            f"backend = 'native' cannot compute {dtype} on {device}; it does float32 and bfloat16 on the CPU",
+            f"backend = 'native' cannot compute {dtype} with heads of {head_dim} on {device}; it does "
+            "float32 and bfloat16 with heads of a multiple of 16 on the CPU",
             param="backend",
         )
     if backend != "auto":

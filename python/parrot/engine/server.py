@@ -76,7 +76,9 @@ def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
     device, dtype = _device(config.device), getattr(torch, config.dtype)
     directory = resolve_model(config.model)
     tokenizer = Tokenizer.load(directory)
-    model = LlamaModel.load(directory, dtype, device, config.backend)
+    model = LlamaModel.load(
+        directory, dtype, device, config.backend, share_prefixes=config.shared_prefix_attention
+    )
     num_blocks = choose_num_blocks(model.config, dtype, device, config.num_blocks)
     runner = ModelRunner(model, num_blocks, dtype, device)
     cost_model = calibrate(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .attention import paged_attention, plan_attention
+from .cpu_attention import CpuAttention
 from .ops import Batch, DecoderShape, Pages
 
 F32 = npt.NDArray[np.float32]
@@ -25,18 +25,17 @@ Array = F32 | U16
 
 Element = TypeVar("Element", np.float32, np.uint16)
 
-DTYPES = (torch.float32, torch.bfloat16)
-
 
 class CpuOps:
     """``DecoderOps[PackedLinear, F32, Array]`` for float32 and bfloat16."""
 
-    def __init__(self, shape: DecoderShape, dtype: torch.dtype) -> None:
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype = {dtype} has no native CPU kernels; float32 and bfloat16 have")
+    def __init__(self, shape: DecoderShape, dtype: torch.dtype, *, share_prefixes: bool = True) -> None:
+        """Raises ValueError for a shape or dtype that :meth:`CpuAttention.supports` denies."""
         self.shape = shape
         self.dtype = dtype
         self.buffers = _Buffers()
+        self.attention = CpuAttention(shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype)
+        self.share_prefixes = share_prefixes
         self._pages: Pages | None = None
         self._caches: list[tuple[Array, Array]] = []
 
@@ -70,16 +69,18 @@ class CpuStep:
         self._slots = batch.slots.numpy()
         angles = batch.positions[:, None].float() * shape.inverse_frequencies
         self._cos, self._sin = angles.cos().numpy(), angles.sin().numpy()  # [T, head_dim / 2]
-        group_size = shape.num_heads // shape.num_kv_heads
-        self._plan = plan_attention(
-            batch.query_start, batch.seq_lens, batch.block_tables, group_size, ops.dtype
+        ops.attention.plan(
+            batch.query_start,
+            batch.seq_lens,
+            batch.block_tables,
+            len(pages.k[0]),
+            share=ops.share_prefixes,
         )
-        heads = (self._num_rows, shape.num_heads, shape.head_dim)
-        self._query: Array = (
-            ops.buffers.get("query", heads, np.float32)
-            if ops.dtype == torch.float32
-            else ops.buffers.get("query", heads, np.uint16)
-        )
+        self._attention = ops.attention
+        self._scale = shape.head_dim**-0.5
+        self._query, self._attended = self._heads("query", ops.dtype), self._heads("attended", ops.dtype)
+        # Both as torch sees them, which is what attention takes; a step has one query.
+        self._query_tensor, self._attended_tensor = _as_tensor(self._query), _as_tensor(self._attended)
 
     def embed(self, table: _core.PackedLinear) -> F32:
         """[T, hidden]: the residual stream."""
@@ -94,10 +95,11 @@ class CpuStep:
         _core.rope_append(qkv, self._cos, self._sin, self._slots, self._query, *self._caches[layer])
         return self._query
 
-    def attend(self, query: Array, layer: int) -> Array:
+    def attend(self, query: Array, layer: int) -> Array:  # noqa: ARG002
         """[T, heads * head_dim] in the dtype of the cache."""
-        out = paged_attention(_as_tensor(query), self._pages.k[layer], self._pages.v[layer], self._plan)
-        return as_numpy(out.flatten(1))
+        k_cache, v_cache = self._pages.k[layer], self._pages.v[layer]
+        self._attention(self._query_tensor, k_cache, v_cache, self._attended_tensor, scale=self._scale)
+        return self._attended.reshape(self._num_rows, -1)
 
     def add_linear(self, x: F32, y: Array, weight: _core.PackedLinear) -> F32:
         """``x`` itself."""
@@ -116,6 +118,12 @@ class CpuStep:
         out = np.empty((len(wanted), head.num_outputs), np.float32)
         head.forward(wanted, out, norm, self._shape.rms_norm_eps)
         return torch.from_numpy(out)
+
+    def _heads(self, name: str, dtype: torch.dtype) -> Array:
+        shape = (self._num_rows, self._shape.num_heads, self._shape.head_dim)
+        if dtype == torch.float32:
+            return self._buffers.get(name, shape, np.float32)
+        return self._buffers.get(name, shape, np.uint16)
 
     def _floats(self, name: str, width: int) -> F32:
         return self._buffers.get(name, (self._num_rows, width), np.float32)

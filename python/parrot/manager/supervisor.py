@@ -43,6 +43,8 @@ def engine_argv(config: EngineConfig) -> list[str]:
     for flag, value in options:
         if value is not None:
             argv += [flag, str(value)]
+    if not config.shared_prefix_attention:
+        argv.append("--no-shared-prefix-attention")
     return argv
 
 

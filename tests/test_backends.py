@@ -1,0 +1,55 @@
+"""Whole calls through a real engine: greedy outputs do not depend on the backend, nor on how it shares."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_harness import Harness, Result
+from parrot import _core
+from parrot.config import Backend
+from parrot.engine.model import LlamaModel
+from parrot.tokenizer.tokenizer import Tokenizer
+
+
+def run_calls(directory: Path, backend: Backend, *, share_prefixes: bool = True) -> list[Result]:
+    """Two groups of calls with a common prefix each, strangers, and more prompt than one step takes."""
+    model = LlamaModel.load(directory, torch.float32, "cpu", backend, share_prefixes=share_prefixes)
+    harness = Harness(model, Tokenizer.load(directory), num_blocks=200, max_batch_tokens=96)
+    rng = random.Random(5)
+    prefixes = [[rng.randrange(3, 500) for _ in range(length)] for length in (130, 77, 0)]
+    calls = []
+    for i in range(12):
+        own = [rng.randrange(3, 500) for _ in range(rng.randint(1, 40))]
+        calls.append(harness.submit(prefixes[i % 3] + own, max_tokens=rng.randint(5, 30)))
+    return harness.run(*calls)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: Path) -> list[list[int]]:
+    return [result.ids for result in run_calls(tiny_model, "torch")]
+
+
+def test_native_and_torch_generate_the_same(
+    tiny_model: Path, expected: list[list[int]], cpu_isa: str
+) -> None:
+    assert [result.ids for result in run_calls(tiny_model, "native")] == expected
+
+
+def test_reading_a_shared_prefix_once_changes_nothing(tiny_model: Path, expected: list[list[int]]) -> None:
+    results = run_calls(tiny_model, "native", share_prefixes=False)
+    assert [result.ids for result in results] == expected
+
+
+def test_the_number_of_threads_changes_nothing(tiny_model: Path, expected: list[list[int]]) -> None:
+    before = torch.get_num_threads(), _core.cpu_threads()
+    torch.set_num_threads(3)  # attention's
+    _core.set_cpu_threads(3)
+    try:
+        assert [result.ids for result in run_calls(tiny_model, "native")] == expected
+    finally:
+        torch.set_num_threads(before[0])
+        _core.set_cpu_threads(before[1])
