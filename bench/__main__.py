@@ -20,7 +20,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "apps-cpu": ("apps_cpu", "chain and map-reduce summary, Parrot against its client-orchestrated twin"),
     "kernel": ("kernel", "shared-prefix decode attention on a GPU, over the memory floor"),
     "scheduler": ("scheduler", "placements per second and latency of an event, 1 to 1,000 engines"),
-    "prefix-index": ("prefix_index", "insert and match at up to a million prefixes"),
+    "prefix-index": ("prefix_index", "insert, match and remove at up to ten million prefixes"),
     "eviction": (
         "eviction",
         "missed tokens of graph-aware eviction, LRU and the optimum, on a multi-agent trace",

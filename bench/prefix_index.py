@@ -1,185 +1,147 @@
-"""The prefix index: insert and match at up to a million prefixes, through its Python binding.
+"""The prefix index: insert, match and remove at up to ten million entries, by a driver without Python.
 
-Every figure includes one Python call per prompt. At the smallest size the same prompts are looked up by
-comparing them token by token with everything there is, in plain Python; the answers must be the same.
+The same calls are looked up in a radix tree over their tokens and by comparison with every one of them; the
+answers, the longest known prefix and who has it, must be the same.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from time import perf_counter_ns
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from .native import build_driver, run_driver
+from .timing import Spread, print_table, show, spread
 
-from parrot._core import PrefixIndex
-
-from .timing import Spread, latencies, print_table, show, show_latency, spread, time_calls
-
-Ids = npt.NDArray[np.int32]
-KEY = bytes(range(16))
-LENGTH = 32  # tokens of an entry, of which the first half is that of its family
-FIRST_NEW_OWNER = 1 << 40
-LONG, STRIDE = 6_000, 128  # a long prompt, and how far apart its boundaries are
-BOUNDARIES = np.array([LENGTH], np.int32)
+DRIVER = "prefix_index_bench"
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Entries of the index, look-ups per repeat, and how many of those the comparison does."""
+    """Entries of each part, look-ups per run, and runs, each in a process of its own."""
 
-    entries: tuple[int, ...] = (1_000, 100_000, 1_000_000)
-    num_calls: int = 10_000
-    num_compared: int = 50
+    entries: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+    calls: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
+    waiting: tuple[int, ...] = (1, 10, 100, 1_000)
+    num_events: int = 100_000
     repeats: int = 5
 
 
 FULL = Sizes()
-QUICK = Sizes(entries=(1_000, 10_000), num_calls=4_000, num_compared=20)
-
-
-def _prompts(seed: int, count: int) -> Ids:
-    """Prompts [count, LENGTH], the same for the same seed: one of 50 families' heads, then own tokens."""
-    heads = np.random.default_rng(0).integers(0, 30_000, (50, LENGTH // 2), dtype=np.int32)
-    prompts = np.random.default_rng(seed).integers(0, 30_000, (count, LENGTH), dtype=np.int32)
-    prompts[:, : LENGTH // 2] = heads[np.arange(count) % len(heads)]
-    return prompts
+QUICK = Sizes((1_000, 100_000), (1_000, 20_000), (1, 100), num_events=10_000, repeats=3)
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Measure all sizes and print them; ``ok`` says whether the comparison gave the same answers."""
+    """Measure all sizes and print them; ``ok`` says whether every answer was right."""
     return measure(QUICK if quick else FULL)
 
 
 def measure(sizes: Sizes) -> dict[str, Any]:
     """All parts at ``sizes``."""
-    compared = _compare(sizes)
-    rows = {str(count): _at(sizes, count) for count in sizes.entries}
+    driver = build_driver(DRIVER)
+    lookups = {count: _runs(driver, "lookups", count, sizes.num_events, sizes) for count in sizes.entries}
+    _print_lookups(lookups, sizes)
+    calls = {count: _runs(driver, "calls", count, sizes.num_events, sizes) for count in sizes.calls}
+    _print_calls(calls)
+    num_long = max(1, sizes.num_events // 500)
+    long = {count: _runs(driver, "long", count, num_long, sizes) for count in sizes.entries}
+    _print_long(long)
+    num_sets = max(1, sizes.num_events // 5_000)
+    variables = {count: _runs(driver, "variables", count, num_sets, sizes) for count in sizes.waiting}
+    _print_variables(variables)
+    parts = {"lookups": lookups, "calls": calls, "long": long, "variables": variables}
+    ok = all(row["ok"] for part in parts.values() for row in part.values())
+    return {name: {str(count): row for count, row in part.items()} for name, part in parts.items()} | {
+        "ok": ok
+    }
+
+
+def _runs(driver: Path, part: str, count: int, num_events: int, sizes: Sizes) -> dict[str, Any]:
+    """The spread of every figure over the runs; ``ok`` is true when all of their checks are."""
+    return combine([run_driver(driver, part, count, num_events) for _ in range(sizes.repeats)])
+
+
+def combine(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures to spreads, groups of them likewise, checks to one ``ok``."""
+    combined: dict[str, Any] = {}
+    ok = True
+    for name, value in runs[0].items():
+        values = [run[name] for run in runs]
+        if isinstance(value, bool):
+            ok = ok and all(values)
+        elif isinstance(value, dict):
+            combined[name] = {key: spread([each[key] for each in values]) for key in value}
+        else:
+            combined[name] = spread(values)
+    return combined | {"ok": ok}
+
+
+def _latency(figures: dict[str, Spread]) -> tuple[str, str, str]:
+    """Median, p99 and longest of one event, each the median of the runs."""
+    p50, p99, longest = (figures[name]["median"] for name in ("p50_us", "p99_us", "max_us"))
+    return f"{p50:,.2f}", f"{p99:,.2f}", f"{longest:,.0f}"
+
+
+def _print_lookups(rows: dict[int, dict[str, Any]], sizes: Sizes) -> None:
     print_table(
-        f"entries of {LENGTH} tokens, one Python call each; median (least to most) of {sizes.repeats}",
-        ("entries", "inserts/s", "matches/s", "match p50 us", "p99 us"),
+        f"one key of 32 tokens per entry; us: p50, p99, max; medians of {sizes.repeats} runs (least to most)",
+        ("entries", "matches/s", "match us", "p99", "max", "insert us", "p99", "max", "B/entry"),
         [
             (
-                f"{int(count):,}",
-                show(row["inserts_per_s"], 0),
+                f"{count:,}",
                 show(row["matches_per_s"], 0),
-                *show_latency(row["match"]),
+                *_latency(row["match"]),
+                *_latency(row["insert"]),
+                f"{row['resident_per_entry']['median']:,.0f}",
             )
             for count, row in rows.items()
         ],
     )
+
+
+def _print_calls(rows: dict[int, dict[str, Any]]) -> None:
     print_table(
-        f"a prompt of {LONG:,} tokens with a boundary every {STRIDE}, all of them known",
-        ("entries", "insert p50 us", "p99 us", "match p50 us", "p99 us"),
+        "live calls of 200 tokens: longest known prefix and its newest owner; us: p50, p99, max",
+        (
+            "calls",
+            "index us",
+            "p99",
+            "max",
+            "radix tree us",
+            "p99",
+            "max",
+            "comparison us",
+            "B/call",
+            "tree B",
+        ),
         [
-            (f"{int(count):,}", *show_latency(row["long_insert"]), *show_latency(row["long_match"]))
+            (
+                f"{count:,}",
+                *_latency(row["index"]),
+                *_latency(row["tree"]),
+                _latency(row["comparison"])[0],
+                f"{row['index_bytes']['median']:,.0f}",
+                f"{row['tree_bytes']['median']:,.0f}",
+            )
             for count, row in rows.items()
         ],
     )
+
+
+def _print_long(rows: dict[int, dict[str, Any]]) -> None:
     print_table(
-        f"against token-by-token comparison with a dict of {compared['entries']:,} tuples",
-        ("", "p50 us of one match"),
-        [("index", show(compared["index_us"])), ("comparison", show(compared["comparison_us"], 0))],
+        "a prompt of 6,000 tokens with a boundary every 16, all 375 known; us: p50, p99, max",
+        ("other entries", "match us", "p99", "max", "insert us", "p99", "max", "radix tree match us"),
+        [
+            (f"{count:,}", *_latency(row["match"]), *_latency(row["insert"]), _latency(row["tree_match"])[0])
+            for count, row in rows.items()
+        ],
     )
-    return {"entries": rows, "comparison": compared, "ok": compared["same_answers"]}
 
 
-def _filled(prompts: Ids) -> PrefixIndex:
-    index = PrefixIndex(KEY)
-    for owner, prompt in enumerate(prompts, 1):
-        index.insert(owner, 0, prompt, BOUNDARIES)
-    if len(index) != len(prompts):
-        raise RuntimeError(f"the index has {len(index)} prefixes, not {len(prompts)}")
-    return index
-
-
-def _at(sizes: Sizes, count: int) -> dict[str, Any]:
-    known = _prompts(1, count)
-    index = _filled(known)
-    rng = np.random.default_rng(2)
-    inserts, matches, times = [], [], []
-    for _ in range(sizes.repeats):
-        inserts.append(_inserts_per_s(sizes, index))
-        wanted = list(known[rng.integers(0, count, sizes.num_calls)])
-        start = perf_counter_ns()
-        for prompt in wanted:
-            index.match(0, prompt, BOUNDARIES)
-        matches.append(sizes.num_calls * 1e9 / (perf_counter_ns() - start))
-        wanted = list(known[rng.integers(0, count, sizes.num_calls)])
-        times.append(time_calls(index.match, [(0, prompt, BOUNDARIES) for prompt in wanted]))
-    short = {
-        "inserts_per_s": spread(inserts),
-        "matches_per_s": spread(matches),
-        "match": latencies(times),
-    }
-    return short | _long_prompts(sizes, index)
-
-
-def _inserts_per_s(sizes: Sizes, index: PrefixIndex) -> float:
-    """Into an index that has many already; afterwards it is as it was."""
-    new = list(_prompts(3, sizes.num_calls))
-    owners = range(FIRST_NEW_OWNER, FIRST_NEW_OWNER + len(new))
-    start = perf_counter_ns()
-    for owner, prompt in zip(owners, new, strict=True):
-        index.insert(owner, 0, prompt, BOUNDARIES)
-    rate = len(new) * 1e9 / (perf_counter_ns() - start)
-    for owner in owners:
-        index.remove(owner)
-    return rate
-
-
-def _long_prompts(sizes: Sizes, index: PrefixIndex) -> dict[str, dict[str, Spread]]:
-    """Insert and match of prompts of LONG tokens that share nothing with each other."""
-    boundaries = np.array([*range(STRIDE, LONG, STRIDE), LONG], np.int32)
-    count = max(1, sizes.num_calls // 100)
-    prompts = list(np.random.default_rng(4).integers(0, 30_000, (count, LONG), dtype=np.int32))
-    inserted = [(FIRST_NEW_OWNER + i, 0, prompt, boundaries) for i, prompt in enumerate(prompts)]
-    inserts, matches = [], []
-    for _ in range(sizes.repeats):
-        inserts.append(time_calls(index.insert, inserted))
-        matches.append(time_calls(index.match, [(0, prompt, boundaries) for prompt in prompts * 5]))
-        if len(index.match(0, prompts[0], boundaries)) != len(boundaries):
-            raise RuntimeError("a boundary of the long prompt was not found")
-        for owner, *_ in inserted:
-            index.remove(owner)
-    return {"long_insert": latencies(inserts), "long_match": latencies(matches)}
-
-
-def _compare(sizes: Sizes) -> dict[str, Any]:
-    """Look up known and unknown prompts, in the index and by comparison with every entry."""
-    count = sizes.entries[0]
-    known, unknown = _prompts(1, count), list(_prompts(6, sizes.num_compared))
-    index = _filled(known)
-    entries = {owner: tuple(prompt.tolist()) for owner, prompt in enumerate(known, 1)}
-    index_times, comparison_times, same = [], [], True
-    rng = np.random.default_rng(5)
-    for _ in range(sizes.repeats):
-        wanted = list(known[rng.integers(0, count, sizes.num_compared)]) + unknown
-        arguments = [(0, prompt, BOUNDARIES) for prompt in wanted]
-        index_times.append(time_calls(index.match, arguments))
-        plain = [(entries, tuple(prompt.tolist())) for prompt in wanted]
-        comparison_times.append(time_calls(owners_by_comparison, plain))
-        for prompt, (_, ids) in zip(wanted, plain, strict=True):
-            found = [owner for _, owners in index.match(0, prompt, BOUNDARIES) for owner in owners]
-            same = same and found == owners_by_comparison(entries, ids)
-    return {
-        "entries": count,
-        "index_us": latencies(index_times)["p50_us"],
-        "comparison_us": latencies(comparison_times)["p50_us"],
-        "same_answers": same,
-    }
-
-
-def owners_by_comparison(entries: dict[int, tuple[int, ...]], prompt: tuple[int, ...]) -> list[int]:
-    """Owners of the entries that ``prompt`` begins with, found token by token."""
-    owners = []
-    for owner, entry in entries.items():
-        shared = 0
-        for ours, theirs in zip(entry, prompt, strict=False):
-            if ours != theirs:
-                break
-            shared += 1
-        if shared == len(entry):
-            owners.append(owner)
-    return owners
+def _print_variables(rows: dict[int, dict[str, Any]]) -> None:
+    print_table(
+        "a variable behind 1,000 tokens gets a text of 100; us: p50, p99, max",
+        ("waiting calls", "set us", "p99", "max"),
+        [(f"{count:,}", *_latency(row["set"])) for count, row in rows.items()],
+    )

@@ -3,8 +3,11 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "core_arrays.h"
+#include "scheduler/errors.h"
 #include "scheduler/prefix_index.h"
 
 namespace py = pybind11;
@@ -12,34 +15,71 @@ using namespace pybind11::literals;
 
 namespace parrot {
 
+namespace {
+
+using scheduler::OwnerKind;
 using scheduler::PrefixIndex;
+using scheduler::PromptView;
+
+void add_call(PrefixIndex& index, int64_t call_id, int64_t domain, const py::object& token_ids,
+              const py::object& boundaries, const std::vector<int64_t>& variables, int64_t model,
+              int64_t adapter) {
+    index.insert(OwnerKind::kCall, call_id, {model, adapter, domain},
+                 PromptView(int32_view("token_ids", token_ids), variables),
+                 int32_view("boundaries", boundaries));
+}
+
+void add_context(PrefixIndex& index, int64_t context_id, int64_t domain, const py::object& token_ids,
+                 const py::object& boundaries, int64_t model, int64_t adapter) {
+    index.insert(OwnerKind::kContext, context_id, {model, adapter, domain},
+                 int32_view("token_ids", token_ids), int32_view("boundaries", boundaries));
+}
+
+py::list match(const PrefixIndex& index, int64_t domain, const py::object& token_ids,
+               const py::object& boundaries, const std::vector<int64_t>& variables, int64_t model,
+               int64_t adapter, int64_t max_owners) {
+    scheduler::require_at_least("max_owners", max_owners, 1);
+    py::list matches;
+    const PromptView prompt(int32_view("token_ids", token_ids), variables);
+    for (const auto& match :
+         index.match({model, adapter, domain}, prompt, int32_view("boundaries", boundaries),
+                     static_cast<size_t>(max_owners))) {
+        matches.append(py::make_tuple(match.boundary, match.calls, match.contexts));
+    }
+    return matches;
+}
+
+}  // namespace
 
 void bind_prefix_index(py::module_& module) {
-    py::class_<PrefixIndex>(module, "PrefixIndex", "Keyed 128-bit chained hashes of token prefixes.")
+    const std::vector<int64_t> none;
+    py::class_<PrefixIndex>(module, "PrefixIndex", "Who has which token prefix.")
         .def(py::init([](const py::bytes& hash_key, bool constant_hash) {
                  return std::make_unique<PrefixIndex>(hash_key_of(hash_key), constant_hash);
              }),
              "hash_key"_a, "constant_hash"_a = false)
+        .def("add_call", &add_call, "call_id"_a, "domain"_a, "token_ids"_a, "boundaries"_a, py::kw_only(),
+             "variables"_a = none, "model"_a = 0, "adapter"_a = 0)
+        .def("add_context", &add_context, "context_id"_a, "domain"_a, "token_ids"_a, "boundaries"_a,
+             py::kw_only(), "model"_a = 0, "adapter"_a = 0)
         .def(
-            "insert",
-            [](PrefixIndex& index, int64_t owner, int64_t domain, const py::object& token_ids,
-               const py::object& boundaries, int64_t model, int64_t adapter) {
-                index.insert(owner, {model, adapter, domain}, int32_view("token_ids", token_ids),
-                             int32_view("boundaries", boundaries));
-            },
-            "owner"_a, "domain"_a, "token_ids"_a, "boundaries"_a, py::kw_only(), "model"_a = 0,
-            "adapter"_a = 0)
-        .def("remove", &PrefixIndex::remove, "owner"_a)
-        .def("shorten", &PrefixIndex::shorten, "owner"_a, "length"_a)
+            "remove_call", [](PrefixIndex& index, int64_t id) { index.remove(OwnerKind::kCall, id); },
+            "call_id"_a)
         .def(
-            "match",
-            [](const PrefixIndex& index, int64_t domain, const py::object& token_ids,
-               const py::object& boundaries, int64_t model, int64_t adapter) {
-                return index.match({model, adapter, domain}, int32_view("token_ids", token_ids),
-                                   int32_view("boundaries", boundaries));
+            "remove_context", [](PrefixIndex& index, int64_t id) { index.remove(OwnerKind::kContext, id); },
+            "context_id"_a)
+        .def("shorten_context", &PrefixIndex::shorten_context, "context_id"_a, "length"_a)
+        .def(
+            "set_variable",
+            [](PrefixIndex& index, int64_t variable, const py::object& token_ids) {
+                return index.set_variable(variable, int32_view("token_ids", token_ids));
             },
-            "domain"_a, "token_ids"_a, "boundaries"_a, py::kw_only(), "model"_a = 0, "adapter"_a = 0)
+            "variable_id"_a, "token_ids"_a)
+        .def("match", &match, "domain"_a, "token_ids"_a, "boundaries"_a, py::kw_only(), "variables"_a = none,
+             "model"_a = 0, "adapter"_a = 0, "max_owners"_a = 16)
         .def("__len__", &PrefixIndex::size)
+        .def("check_invariants", &PrefixIndex::check_invariants)
+        .def_property_readonly("num_bytes", &PrefixIndex::num_bytes)
         .def_property_readonly("num_collisions", &PrefixIndex::num_collisions);
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from bench import context_tree, eviction, prefix_index, scheduler
 from bench.scheduler_load import TIGHT, WORKLOADS
 from bench.timing import percentile_us, spread
@@ -19,18 +18,18 @@ def test_the_context_tree_is_measured() -> None:
     assert result["churn"]["evicted_per_s"]["least"] > 0
 
 
-def test_the_prefix_index_is_measured_and_agrees_with_a_comparison_token_by_token() -> None:
-    result = prefix_index.measure(
-        prefix_index.Sizes(entries=(100, 300), num_calls=100, num_compared=10, repeats=2)
-    )
+def test_the_prefix_index_is_measured_and_agrees_with_a_radix_tree_and_with_comparison() -> None:
+    sizes = prefix_index.Sizes((100, 300), (100, 300), (1, 5), num_events=500, repeats=2)
+    result = prefix_index.measure(sizes)
     assert result["ok"]
-    assert set(result["entries"]) == {"100", "300"}
+    assert set(result["lookups"]) == set(result["calls"]) == set(result["long"]) == {"100", "300"}
+    assert result["lookups"]["300"]["matches_per_s"]["least"] > 0
 
 
-def test_an_index_that_answers_wrongly_fails_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_index, "owners_by_comparison", lambda *_: [1])
-    sizes = prefix_index.Sizes(entries=(100,), num_calls=100, num_compared=10, repeats=1)
-    assert not prefix_index.measure(sizes)["ok"]
+def test_an_index_that_answers_wrongly_fails_the_benchmark() -> None:
+    right = {"same_answers": True, "match": {"p50_us": 1.0}, "rate": 3}
+    assert prefix_index.combine([right, right])["ok"]
+    assert not prefix_index.combine([right, right | {"same_answers": False}])["ok"]
 
 
 def test_the_scheduler_is_measured_under_every_workload() -> None:

@@ -4,12 +4,34 @@
 
 namespace parrot::scheduler {
 
-void require_prompt(std::span<const int32_t> token_ids, std::span<const int32_t> boundaries) {
-    const auto negative = std::find_if(token_ids.begin(), token_ids.end(), [](int32_t id) { return id < 0; });
-    if (negative != token_ids.end()) {
-        throw std::invalid_argument("token_ids[" + std::to_string(negative - token_ids.begin()) +
-                                    "] = " + std::to_string(*negative) + " is negative");
+namespace {
+
+void require_token_ids(std::span<const int32_t> token_ids, std::span<const int64_t> variables) {
+    if (token_ids.size() > kMaxPromptTokens) {
+        throw std::invalid_argument("token_ids has " + std::to_string(token_ids.size()) + " ids, more than " +
+                                    std::to_string(kMaxPromptTokens));
     }
+    const int64_t least = -static_cast<int64_t>(variables.size());
+    const auto bad = std::ranges::find_if(token_ids, [&](int32_t id) { return id < least; });
+    if (bad != token_ids.end()) {
+        const bool has_variables = !variables.empty();
+        throw std::invalid_argument("token_ids[" + std::to_string(bad - token_ids.begin()) +
+                                    "] = " + std::to_string(*bad) +
+                                    (has_variables ? " is below -len(variables) = " + std::to_string(least)
+                                                   : std::string(" is negative")));
+    }
+    for (size_t i = 0; i < variables.size(); ++i) {
+        if (variables[i] >= 0) continue;
+        throw std::invalid_argument("variables[" + std::to_string(i) + "] = " + std::to_string(variables[i]) +
+                                    " is negative");
+    }
+}
+
+}  // namespace
+
+void require_prompt(std::span<const int32_t> token_ids, std::span<const int32_t> boundaries,
+                    std::span<const int64_t> variables) {
+    require_token_ids(token_ids, variables);
     int32_t previous = 0;
     for (size_t i = 0; i < boundaries.size(); ++i) {
         const int32_t boundary = boundaries[i];

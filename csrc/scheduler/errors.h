@@ -30,7 +30,11 @@ inline void require_within(const char* name, int64_t value, int64_t low, int64_t
     }
 }
 
-// Token ids are non-negative; boundaries ascend strictly within (0, len(token_ids)].
-void require_prompt(std::span<const int32_t> token_ids, std::span<const int32_t> boundaries);
+inline constexpr size_t kMaxPromptTokens = (size_t{1} << 28) - 1;
+
+// Token ids are non-negative, or -1 - i for variables[i]; boundaries ascend strictly within
+// (0, len(token_ids)].
+void require_prompt(std::span<const int32_t> token_ids, std::span<const int32_t> boundaries,
+                    std::span<const int64_t> variables = {});
 
 }  // namespace parrot::scheduler

@@ -24,10 +24,6 @@ struct Hash128 {
     bool operator==(const Hash128&) const = default;
 };
 
-struct Hash128Bucket {
-    size_t operator()(const Hash128& hash) const noexcept { return hash.low; }
-};
-
 // Prefixes match only within one scope: KV of another model or adapter is of no use, and another isolation
 // domain must not learn what is there.
 struct PrefixScope {
@@ -48,20 +44,29 @@ class PrefixHasher {
     }
 
     void extend(std::span<const int32_t> tokens) {
-        for (const int32_t token : tokens) {
-            const auto word = static_cast<uint64_t>(static_cast<uint32_t>(token));
-            if (num_tokens_++ % 2 == 0) {
-                pending_ = word;
-            } else {
-                absorb(state_, pending_ | word << 32);
-            }
+        if (tokens.empty()) return;
+        State state = state_;
+        size_t i = 0;
+        if (num_tokens_ % 2 == 1) absorb(state, pending_ | word_of(tokens[i++]) << 32);
+        for (; i + 1 < tokens.size(); i += 2) {
+            absorb(state, word_of(tokens[i]) | word_of(tokens[i + 1]) << 32);
         }
+        if (i < tokens.size()) pending_ = word_of(tokens[i]);
+        num_tokens_ += tokens.size();
+        state_ = state;
     }
 
+    // A variable without a value yet stands where its tokens will be.
+    void extend_variable(int64_t variable) {
+        end_run(state_);
+        absorb_field(kVariableTag, variable);
+        num_tokens_ = 0;
+    }
+
+    // Of everything so far; the hash can be extended further.
     Hash128 digest() const {
         State state = state_;
-        if (num_tokens_ % 2 == 1) absorb(state, pending_);
-        absorb(state, frame(kTokensTag, num_tokens_));
+        end_run(state);
         state[2] ^= 0xee;
         const uint64_t low = squeeze(state);
         state[1] ^= 0xdd;
@@ -75,8 +80,16 @@ class PrefixHasher {
     static constexpr uint64_t kAdapterTag = 0x82;
     static constexpr uint64_t kDomainTag = 0x83;
     static constexpr uint64_t kTokensTag = 0x84;
+    static constexpr uint64_t kVariableTag = 0x85;
 
     static uint64_t frame(uint64_t tag, uint64_t length) { return tag << 56 | length; }
+
+    static uint64_t word_of(int32_t token) { return static_cast<uint32_t>(token); }
+
+    void end_run(State& state) const {
+        if (num_tokens_ % 2 == 1) absorb(state, pending_);
+        absorb(state, frame(kTokensTag, num_tokens_));
+    }
 
     void absorb_field(uint64_t tag, int64_t value) {
         absorb(state_, frame(tag, sizeof(value)));
@@ -109,8 +122,8 @@ class PrefixHasher {
     }
 
     State state_;
-    uint64_t pending_ = 0;  // the even token of an unfinished pair
-    uint64_t num_tokens_ = 0;
+    uint64_t pending_ = 0;     // the even token of an unfinished pair
+    uint64_t num_tokens_ = 0;  // since the last variable
 };
 
 }  // namespace parrot::scheduler

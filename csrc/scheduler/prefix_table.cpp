@@ -1,149 +1,228 @@
 #include "scheduler/prefix_table.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
-#include <string>
+
+#include "concat.h"
 
 namespace parrot::scheduler {
 
-PrefixTable::PrefixTable(const HashKey& key, bool constant_hash) : key_(key), constant_hash_(constant_hash) {}
+namespace {
 
-Path PrefixTable::acquire(const PrefixScope& scope, std::span<const int32_t> token_ids,
+// Boundaries whose cache misses overlap.
+constexpr size_t kFetchedAhead = 16;
+
+}  // namespace
+
+PrefixTable::~PrefixTable() {
+    for (NodeId id = 0; id < nodes_.num_slots(); ++id) {
+        if (nodes_.contains(id) && nodes_[id].num_bytes() > kNearBytes) delete[] nodes_[id].far;
+    }
+}
+
+// Calls resolve(boundary, its hash, the node that is there or kNoNode), which returns the node it is now.
+template <class Resolve>
+void PrefixTable::visit(PrefixHasher& hasher, Walk& walk, std::span<const int32_t> boundaries,
+                        Resolve resolve) const {
+    std::array<Hash128, kFetchedAhead> hashes;
+    int32_t previous = 0;
+    while (!boundaries.empty()) {
+        const auto group = boundaries.first(std::min(boundaries.size(), kFetchedAhead));
+        for (size_t i = 0; i < group.size(); ++i) {
+            extend(hasher, walk.prompt, static_cast<size_t>(previous), static_cast<size_t>(group[i]));
+            hashes[i] = digest(hasher);
+            by_hash_.prefetch(bucket_hash(hashes[i].low));
+            previous = group[i];
+        }
+        if (group.size() > 1) fetch_ahead(std::span(hashes).first(group.size()));
+        for (size_t i = 0; i < group.size(); ++i) {
+            const NodeId known = find_node(hashes[i], walk, group[i]);
+            const NodeId node = resolve(group[i], hashes[i], known);
+            if (node != kNoNode) walk.deepest = node;
+        }
+        boundaries = boundaries.subspan(group.size());
+    }
+}
+
+// Starts to load the nodes that these hashes probably lead to, and what they point at.
+void PrefixTable::fetch_ahead(std::span<const Hash128> hashes) const {
+    std::array<NodeId, kFetchedAhead> nodes;
+    for (size_t i = 0; i < hashes.size(); ++i) {
+        nodes[i] = by_hash_.find(bucket_hash(hashes[i].low), [](NodeId) { return true; });
+        if (nodes[i] != kNoNode) __builtin_prefetch(&nodes_[nodes[i]]);
+    }
+    for (size_t i = 0; i < hashes.size(); ++i) {
+        if (nodes[i] != kNoNode) __builtin_prefetch(nodes_[nodes[i]].segment());
+    }
+}
+
+Path PrefixTable::acquire(const PrefixScope& scope, const PromptView& prompt,
                           std::span<const int32_t> boundaries) {
     Path path;
+    if (boundaries.empty()) return path;
     path.reserve(boundaries.size());
     PrefixHasher hasher(key_, scope);
+    const Hash128 root_hash = digest(hasher);
+    NodeId root = find_root(root_hash, scope);
+    if (root == kNoNode) root = add_root(root_hash, scope);
+    Walk state{prompt, root, root};
     int32_t previous = 0;
-    NodeId deepest = kNoNode;
-    for (const int32_t boundary : boundaries) {
-        const auto prefix = token_ids.first(static_cast<size_t>(boundary));
-        hasher.extend(prefix.subspan(static_cast<size_t>(previous)));
-        const Hash128 hash = digest(hasher);
-        NodeId node = find_node(hash, scope, prefix, deepest);
-        if (node == kNoNode) node = create(hash, scope, prefix, deepest);
+    visit(hasher, state, boundaries, [&](int32_t boundary, const Hash128& hash, NodeId known) {
+        const NodeId node = known != kNoNode ? known : add_node(hash, state, boundary);
         ++nodes_[node].references;
         path.push_back({node, boundary, previous});
         previous = boundary;
-        deepest = node;
-    }
+        return node;
+    });
     return path;
 }
 
-std::vector<NodeId> PrefixTable::find(const PrefixScope& scope, std::span<const int32_t> token_ids,
+std::vector<NodeId> PrefixTable::find(const PrefixScope& scope, const PromptView& prompt,
                                       std::span<const int32_t> boundaries) const {
+    PrefixHasher hasher(key_, scope);
+    const NodeId root = find_root(digest(hasher), scope);
+    if (root == kNoNode) return std::vector<NodeId>(boundaries.size(), kNoNode);
     std::vector<NodeId> found;
     found.reserve(boundaries.size());
-    PrefixHasher hasher(key_, scope);
-    int32_t previous = 0;
-    NodeId deepest = kNoNode;
-    for (const int32_t boundary : boundaries) {
-        const auto prefix = token_ids.first(static_cast<size_t>(boundary));
-        hasher.extend(prefix.subspan(static_cast<size_t>(previous)));
-        const NodeId node = find_node(digest(hasher), scope, prefix, deepest);
-        found.push_back(node);
-        previous = boundary;
-        if (node != kNoNode) deepest = node;
-    }
+    Walk state{prompt, root, root};
+    visit(hasher, state, boundaries, [&](int32_t, const Hash128&, NodeId known) {
+        found.push_back(known);
+        return known;
+    });
     return found;
 }
 
 void PrefixTable::release(NodeId node) {
     while (node != kNoNode && --nodes_[node].references == 0) {
         const NodeId parent = nodes_[node].parent;
-        unlink(node);
-        nodes_[node] = Node{};
-        free_.push_back(node);
+        forget(node);
         node = parent;
     }
+}
+
+std::vector<Symbol> PrefixTable::symbols_of(NodeId node) const {
+    std::vector<NodeId> path;
+    for (; nodes_[node].parent != kNoNode; node = nodes_[node].parent) path.push_back(node);
+    std::vector<Symbol> symbols;
+    for (size_t i = path.size(); i-- > 0;) {
+        const Node& part = nodes_[path[i]];
+        unpack(part.segment(), part.width, part.count, symbols);
+    }
+    return symbols;
+}
+
+PrefixScope PrefixTable::scope_of(NodeId node) const {
+    while (nodes_[node].parent != kNoNode) node = nodes_[node].parent;
+    PrefixScope scope;
+    std::memcpy(&scope, nodes_[node].near.data(), sizeof(scope));
+    return scope;
 }
 
 Hash128 PrefixTable::digest(const PrefixHasher& hasher) const {
     return constant_hash_ ? Hash128{} : hasher.digest();
 }
 
-// `verified` is a node already known to hold a prefix of the same tokens, which need no second look.
-NodeId PrefixTable::find_node(const Hash128& hash, const PrefixScope& scope, std::span<const int32_t> prefix,
-                              NodeId verified) const {
-    const auto first = first_by_hash_.find(hash);
-    if (first == first_by_hash_.end()) return kNoNode;
-    for (NodeId id = first->second; id != kNoNode; id = nodes_[id].next_same_hash) {
-        const Node& node = nodes_[id];
-        const bool same_shape = node.scope == scope && static_cast<size_t>(node.length) == prefix.size();
-        if (same_shape && has_content(id, prefix, verified)) return id;
-        ++num_collisions_;
-    }
-    return kNoNode;
+NodeId PrefixTable::find_root(const Hash128& hash, const PrefixScope& scope) const {
+    return by_hash_.find(bucket_hash(hash.low), [&](NodeId id) {
+        if (!nodes_[id].has_hash(hash)) return false;
+        const bool is_same = nodes_[id].parent == kNoNode && scope_of(id) == scope;
+        if (!is_same) ++num_collisions_;
+        return is_same;
+    });
 }
 
-bool PrefixTable::has_content(NodeId node, std::span<const int32_t> prefix, NodeId verified) const {
-    while (node != kNoNode && node != verified) {
-        const std::vector<int32_t>& segment = nodes_[node].segment;
-        const NodeId parent = nodes_[node].parent;
-        const auto own = prefix.subspan(static_cast<size_t>(length_of(parent)), segment.size());
-        if (!std::equal(segment.begin(), segment.end(), own.begin())) return false;
-        node = parent;
+NodeId PrefixTable::find_node(const Hash128& hash, const Walk& walk, int32_t length) const {
+    return by_hash_.find(bucket_hash(hash.low), [&](NodeId id) {
+        if (!nodes_[id].has_hash(hash)) return false;
+        const bool is_same = nodes_[id].length == length && has_content(id, walk);
+        if (!is_same) ++num_collisions_;
+        return is_same;
+    });
+}
+
+// The comparison ends where the node's path meets one that has been compared already.
+bool PrefixTable::has_content(NodeId id, const Walk& walk) const {
+    while (id != walk.deepest && id != walk.root) {
+        const Node& node = nodes_[id];
+        if (node.parent == kNoNode) return false;  // another scope
+        if (!equals_packed(walk.prompt, static_cast<size_t>(node.begin()), static_cast<size_t>(node.length),
+                           node.width, node.segment())) {
+            return false;
+        }
+        id = node.parent;
     }
     return true;
 }
 
-NodeId PrefixTable::create(const Hash128& hash, const PrefixScope& scope, std::span<const int32_t> prefix,
-                           NodeId parent) {
-    NodeId id = kNoNode;
-    if (free_.empty()) {
-        id = static_cast<NodeId>(nodes_.size());
-        nodes_.emplace_back();
-    } else {
-        id = free_.back();
-        free_.pop_back();
-    }
-    Node& node = nodes_[id];
-    const auto segment = prefix.subspan(static_cast<size_t>(length_of(parent)));
-    node.hash = hash;
-    node.scope = scope;
-    node.parent = parent;
-    node.length = static_cast<int32_t>(prefix.size());
-    node.segment.assign(segment.begin(), segment.end());
-    if (parent != kNoNode) ++nodes_[parent].references;
-    const auto [first, is_new] = first_by_hash_.try_emplace(hash, id);
-    if (!is_new) {
-        node.next_same_hash = first->second;
-        first->second = id;
-    }
+NodeId PrefixTable::add_root(const Hash128& hash, const PrefixScope& scope) {
+    static_assert(sizeof(PrefixScope) <= kNearBytes);
+    const NodeId id = link(hash);
+    std::memcpy(nodes_[id].near.data(), &scope, sizeof(scope));
     return id;
 }
 
-void PrefixTable::unlink(NodeId node) {
-    const auto first = first_by_hash_.find(nodes_[node].hash);
-    const NodeId next = nodes_[node].next_same_hash;
-    if (first->second == node) {
-        if (next == kNoNode) {
-            first_by_hash_.erase(first);
-        } else {
-            first->second = next;
-        }
-        return;
+NodeId PrefixTable::add_node(const Hash128& hash, const Walk& walk, int32_t length) {
+    const NodeId id = link(hash);
+    Node& node = nodes_[id];
+    Node& parent = nodes_[walk.deepest];
+    ++parent.references;
+    node.parent = walk.deepest;
+    node.length = length;
+    const auto begin = static_cast<size_t>(parent.length), end = static_cast<size_t>(length);
+    node.count = static_cast<uint32_t>(end - begin) & kMaxSymbols;
+    node.width = packed_width(walk.prompt, begin, end) & 15;
+    uint8_t* segment = node.near.data();
+    if (node.num_bytes() > kNearBytes) {
+        node.far = segment = new uint8_t[node.num_bytes()];
+        num_far_bytes_ += node.num_bytes();
     }
-    NodeId before = first->second;
-    while (nodes_[before].next_same_hash != node) before = nodes_[before].next_same_hash;
-    nodes_[before].next_same_hash = next;
+    pack(walk.prompt, begin, end, node.width, segment);
+    return id;
+}
+
+NodeId PrefixTable::link(const Hash128& hash) {
+    const NodeId id = nodes_.allocate();
+    nodes_[id].hash_low = hash.low;
+    nodes_[id].hash_high = static_cast<uint32_t>(hash.high);
+    by_hash_.insert(bucket_hash(hash.low), id);
+    return id;
+}
+
+// Nobody refers to the node any more: it must not be found again.
+void PrefixTable::forget(NodeId id) {
+    Node& node = nodes_[id];
+    by_hash_.erase(bucket_hash(node.hash_low), id);
+    if (node.num_bytes() > kNearBytes) {
+        num_far_bytes_ -= node.num_bytes();
+        delete[] node.far;
+    }
+    nodes_.free(id);
 }
 
 void PrefixTable::check_invariants() const {
-    size_t linked = 0;
-    for (const auto& [hash, first] : first_by_hash_) {
-        for (NodeId id = first; id != kNoNode; id = nodes_[id].next_same_hash) {
-            const Node& node = nodes_[id];
-            const int64_t parent_len = length_of(node.parent);
-            const bool sound = node.references > 0 && node.hash == hash &&
-                               parent_len + static_cast<int64_t>(node.segment.size()) == node.length;
-            if (!sound) throw std::logic_error("prefix node " + std::to_string(id) + " is corrupt");
-            ++linked;
-        }
+    by_hash_.check_invariants();
+    size_t num_live = 0;
+    for (NodeId id = 0; id < nodes_.num_slots(); ++id) {
+        if (!nodes_.contains(id)) continue;
+        check_node(id);
+        ++num_live;
     }
-    if (linked != size()) {
-        throw std::logic_error("prefix table links " + std::to_string(linked) + " nodes of " +
-                               std::to_string(size()));
+    if (num_live != size() || by_hash_.size() != size()) {
+        throw std::logic_error(concat("the prefix table has ", num_live, " nodes, finds ", by_hash_.size(),
+                                      " and counts ", size()));
     }
+}
+
+void PrefixTable::check_node(NodeId id) const {
+    const Node& node = nodes_[id];
+    const bool is_root = node.parent == kNoNode;
+    const int32_t parent_length = is_root ? 0 : nodes_[node.parent].length;
+    const NodeId found =
+        by_hash_.find(bucket_hash(node.hash_low), [&](NodeId candidate) { return candidate == id; });
+    const bool is_sound = node.references > 0 && found == id && node.begin() == parent_length &&
+                          (is_root || nodes_.contains(node.parent)) && is_root == (node.length == 0);
+    if (!is_sound) throw std::logic_error(concat("prefix node ", id, " is corrupt"));
 }
 
 }  // namespace parrot::scheduler

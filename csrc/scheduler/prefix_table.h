@@ -1,14 +1,17 @@
 // Interned token prefixes: one node for each distinct (scope, tokens[0, boundary)) that somebody refers to.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
+#include "scheduler/chunked.h"
+#include "scheduler/linear_hash.h"
 #include "scheduler/prefix_hash.h"
+#include "scheduler/prefix_symbols.h"
 
 namespace parrot::scheduler {
 
@@ -28,58 +31,102 @@ using Path = std::vector<PathEntry>;
 // A node owns the tokens after its parent's, so a prefix shared by many prompts is stored once. Nodes are
 // found by hash and then compared by content: a collision costs time and never yields a wrong node.
 //
-//   tokens of a node:  [ parent's .............. | segment ]   parent may be kNoNode
+//   [ scope ] <- [ segment ] <- [ segment ]      the root of every path is a node of its scope, of length 0;
+//                            <- [ segment ]      a node's tokens are the segments from there to it
 //
-// A node lives while references (one per path that holds it, one per child) remain, and no longer.
+// A node lives while references (one per path that holds it, one per child) remain, and no longer. It takes
+// 64 bytes, about 18 in the hash table, and those of its segment beyond the first 32.
+//
+// Prompts may have variables without a value (PromptView); a prefix behind one is known by the variable's id.
 class PrefixTable {
   public:
-    PrefixTable(const HashKey& key, bool constant_hash);
+    PrefixTable(const HashKey& key, bool constant_hash) : key_(key), constant_hash_(constant_hash) {}
+    PrefixTable(const PrefixTable&) = delete;
+    PrefixTable& operator=(const PrefixTable&) = delete;
+    ~PrefixTable();
 
     // The node of every boundary, made where missing; takes one reference on each.
-    Path acquire(const PrefixScope& scope, std::span<const int32_t> token_ids,
-                 std::span<const int32_t> boundaries);
+    Path acquire(const PrefixScope& scope, const PromptView& prompt, std::span<const int32_t> boundaries);
 
     // The node of every boundary, kNoNode where nobody has it.
-    std::vector<NodeId> find(const PrefixScope& scope, std::span<const int32_t> token_ids,
+    std::vector<NodeId> find(const PrefixScope& scope, const PromptView& prompt,
                              std::span<const int32_t> boundaries) const;
 
     // Gives one reference back.
     void release(NodeId node);
 
-    // Every NodeId is below this; ids of released nodes are used again.
-    size_t num_slots() const { return nodes_.size(); }
-    size_t size() const { return nodes_.size() - free_.size(); }
+    // A word for whoever uses the table; kNoNode in a new node.
+    uint32_t& label(NodeId node) { return nodes_[node].label; }
+    uint32_t label(NodeId node) const { return nodes_[node].label; }
+
+    std::vector<Symbol> symbols_of(NodeId node) const;
+    PrefixScope scope_of(NodeId node) const;
+
+    // Every NodeId is below this; ids of released nodes are used again, the lowest first.
+    size_t num_slots() const { return nodes_.num_slots(); }
+    size_t size() const { return nodes_.size(); }
     // How often a look-up met another prefix of the same hash, which only the comparison told apart.
     int64_t num_collisions() const { return num_collisions_; }
+    size_t num_bytes() const { return nodes_.num_bytes() + by_hash_.num_bytes() + num_far_bytes_; }
 
     void check_invariants() const;
 
   private:
-    struct Node {
-        Hash128 hash;
-        PrefixScope scope;
+    static constexpr size_t kNearBytes = 32;
+    static constexpr uint32_t kMaxSymbols = (1U << 28) - 1;
+
+    // A cache line. Of the 128 bits of the hash 96 are kept: they only select what is compared.
+    struct alignas(64) Node {
+        uint64_t hash_low = 0;
+        uint32_t hash_high = 0;
         NodeId parent = kNoNode;
-        NodeId next_same_hash = kNoNode;
         int32_t length = 0;
         uint32_t references = 0;
-        std::vector<int32_t> segment;
+        uint32_t label = kNoNode;
+        uint32_t count : 28 = 0;  // symbols of the segment
+        uint32_t width : 4 = 0;   // bytes of one
+        union {
+            std::array<uint8_t, kNearBytes> near{};  // a short segment, or the scope of a root
+            uint8_t* far;
+        };
+
+        bool has_hash(const Hash128& hash) const {
+            return hash_low == hash.low && hash_high == static_cast<uint32_t>(hash.high);
+        }
+        size_t num_bytes() const { return size_t{count} * width; }
+        const uint8_t* segment() const { return num_bytes() <= kNearBytes ? near.data() : far; }
+        int32_t begin() const { return length - static_cast<int32_t>(count); }
+    };
+    static_assert(sizeof(Node) == 64);
+
+    // Where a walk along the boundaries of one prompt has come to.
+    struct Walk {
+        const PromptView& prompt;
+        NodeId root;     // of the prompt's scope
+        NodeId deepest;  // the longest node seen to hold a prefix of the prompt
     };
 
+    static uint32_t bucket_hash(uint64_t low) { return static_cast<uint32_t>(low); }
+
+    template <class Resolve>
+    void visit(PrefixHasher& hasher, Walk& walk, std::span<const int32_t> boundaries, Resolve resolve) const;
+    void fetch_ahead(std::span<const Hash128> hashes) const;
     Hash128 digest(const PrefixHasher& hasher) const;
-    NodeId find_node(const Hash128& hash, const PrefixScope& scope, std::span<const int32_t> prefix,
-                     NodeId verified) const;
-    bool has_content(NodeId node, std::span<const int32_t> prefix, NodeId verified) const;
-    NodeId create(const Hash128& hash, const PrefixScope& scope, std::span<const int32_t> prefix,
-                  NodeId parent);
-    void unlink(NodeId node);
-    int32_t length_of(NodeId node) const { return node == kNoNode ? 0 : nodes_[node].length; }
+    NodeId find_root(const Hash128& hash, const PrefixScope& scope) const;
+    NodeId find_node(const Hash128& hash, const Walk& walk, int32_t length) const;
+    bool has_content(NodeId node, const Walk& walk) const;
+    NodeId add_root(const Hash128& hash, const PrefixScope& scope);
+    NodeId add_node(const Hash128& hash, const Walk& walk, int32_t length);
+    NodeId link(const Hash128& hash);
+    void forget(NodeId node);
+    void check_node(NodeId id) const;
 
     HashKey key_;
     bool constant_hash_;
-    std::vector<Node> nodes_;
-    std::vector<NodeId> free_;
+    Pool<Node> nodes_;
+    LinearHash by_hash_;
+    size_t num_far_bytes_ = 0;
     mutable int64_t num_collisions_ = 0;
-    std::unordered_map<Hash128, NodeId, Hash128Bucket> first_by_hash_;
 };
 
 }  // namespace parrot::scheduler

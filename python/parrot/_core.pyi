@@ -194,16 +194,36 @@ class Candidate:
     score_us: float
 
 class PrefixIndex:
-    """Keyed 128-bit chained hashes of token prefixes -> who has them (paper section 5.3).
+    """Who has which token prefix (paper section 5.3): queued calls and engine contexts, found in one look-up.
 
-    An *owner* is a caller's positive integer (a queued call, or an engine's context). Content is compared on
-    a hit, so that a collision never yields a wrong match. ``hash_key`` is 16 random bytes per process;
-    ``constant_hash`` (tests only) makes every hash equal."""
+    Every boundary of a prompt is a key: a keyed 128-bit hash over (model, adapter, domain, ids). Content is
+    compared on a hit, so that a collision never yields a wrong match. Prefixes of another ``model``,
+    ``adapter`` or ``domain`` never match.
+
+    ``token_ids`` [n] are ids >= 0; ``boundaries`` [m] are prefix lengths, ascending, 0 < b <= n. A *call* may
+    wait for variables that have no value yet: in place of an id, ``-1 - i`` stands for ``variables[i]`` and is
+    one position long. A boundary behind it is known by the variable's id, so that calls which share a pending
+    variable share that prefix before its text exists. Ids of calls and of contexts are independent of each
+    other, from 1 to 2**62 - 1; those of variables are >= 0.
+
+    ``hash_key`` is 16 random bytes per process; ``constant_hash`` (tests only) makes every hash equal."""
 
     def __init__(self, hash_key: bytes, constant_hash: bool = False) -> None: ...
-    def insert(
+    def add_call(
         self,
-        owner: int,
+        call_id: int,
+        domain: int,
+        token_ids: I32,
+        boundaries: I32,
+        *,
+        variables: Sequence[int] = (),
+        model: int = 0,
+        adapter: int = 0,
+    ) -> None:
+        """Register a queued call at every boundary, until ``remove_call``. ValueError if it is there."""
+    def add_context(
+        self,
+        context_id: int,
         domain: int,
         token_ids: I32,
         boundaries: I32,
@@ -211,16 +231,41 @@ class PrefixIndex:
         model: int = 0,
         adapter: int = 0,
     ) -> None:
-        """Register an owner at every boundary (ascending prefix lengths, 0 < b <= len(token_ids))."""
-    def remove(self, owner: int) -> None: ...
-    def shorten(self, owner: int, length: int) -> None:
-        """Drop the owner's boundaries beyond ``length``."""
+        """Register what an engine's context holds, until ``remove_context``. ValueError if it is there."""
+    def remove_call(self, call_id: int) -> None:
+        """The call has been placed or is gone. KeyError if it is not there."""
+    def remove_context(self, context_id: int) -> None:
+        """The engine holds nothing of it any more. KeyError if it is not there."""
+    def shorten_context(self, context_id: int, length: int) -> None:
+        """Drop the context's boundaries beyond ``length`` tokens (an eviction). KeyError if it is not there."""
+    def set_variable(self, variable_id: int, token_ids: I32) -> int:
+        """The variable's text is ``token_ids``, which may be empty: in every call that waits for it the ids
+        take its place, and boundaries behind it move along. From now on these calls match prompts that had
+        the text all along. Returns how many calls waited. The text is not kept: calls added later bring it."""
     def match(
-        self, domain: int, token_ids: I32, boundaries: I32, *, model: int = 0, adapter: int = 0
-    ) -> list[tuple[int, list[int]]]:
-        """(boundary, owners) for every boundary that somebody has in this scope, longest first."""
+        self,
+        domain: int,
+        token_ids: I32,
+        boundaries: I32,
+        *,
+        variables: Sequence[int] = (),
+        model: int = 0,
+        adapter: int = 0,
+        max_owners: int = 16,
+    ) -> list[tuple[int, list[int], list[int]]]:
+        """(boundary, call ids, context ids), the longest boundary first: who shares how much of a prompt.
+
+        Each owner is listed once, at the longest of ``boundaries`` where it is registered, the newest first.
+        At most ``max_owners`` calls and as many contexts are listed in all, so the nearest ones. For a
+        waiting call the first row with another call names those that share its longest prefix; for a ready
+        one the first row with contexts says where most of it is. A call that is registered finds itself."""
+    def check_invariants(self) -> None:
+        """Raise RuntimeError if a prefix is kept without an owner, or a list or the hash table is corrupt."""
     def __len__(self) -> int:
         """Number of distinct prefixes that have an owner."""
+    @property
+    def num_bytes(self) -> int:
+        """Memory of prefixes and owners, without what the allocator adds."""
     @property
     def num_collisions(self) -> int:
         """How often a look-up met another prefix of the same hash, which only the comparison told apart."""
