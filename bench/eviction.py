@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from parrot._core import OutOfBlocks
-from parrot.manager.uses import NO_USE, NextUse, PromptTrie
+from parrot.manager.prompt_trie import NO_USE, NextUse, PromptTrie
 
 from .context_builder import BLOCK, Builder, Ids
 from .multi_agent import AgentCall, Event, Layout, Schedule, application

@@ -17,7 +17,7 @@ from parrot.errors import ConfigError
 COST = wire.CostModel(1.0, 1.0, 1.0, 1.0, 160, 10)
 MODEL = wire.ModelInfo("tiny", "f", 100, 2048, "float32", "cpu")
 REGISTER = wire.Register(wire.PROTOCOL_VERSION, "e0", "epoch", 1, MODEL, COST, 8)
-STATS = wire.EngineStats(*[0] * 16)
+STATS = wire.EngineStats(*[0] * len(wire.EngineStats.__struct_fields__))
 
 
 @pytest.fixture

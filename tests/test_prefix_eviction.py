@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kv_contents import Cache, i32, i64
 from parrot._core import OutOfBlocks
 
-UNKNOWN_STEPS, LAPSE_POOLS = 4, 8
+UNKNOWN_STEPS, LAPSE_POOLS = 16, 8
 
 
 @dataclass(eq=False)
@@ -196,7 +196,7 @@ class EvictionMachine(RuleBasedStateMachine):
             (
                 data.draw(st.integers(0, 8)),
                 data.draw(st.sampled_from([0, 1, 3])),
-                data.draw(st.integers(0, 9)),
+                data.draw(st.sampled_from([0, 1, 5, 15, 16, 17, 30])),
             )
             for _ in ids
         ]

@@ -216,6 +216,21 @@ def test_boundaries_are_ends_of_pieces_and_a_grid() -> None:
     assert encoder.encode(pieces).boundaries.tolist() == [1, 128, 256, 299, 302]
 
 
+@pytest.mark.parametrize("name", sorted(zoo()))
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(before=pieces_of_text, after=pieces_of_text)
+def test_prompts_that_begin_with_the_same_pieces_have_the_same_ids_up_to_their_end(
+    name: str, before: list[Piece], after: list[Piece]
+) -> None:
+    encoder = PromptEncoder(zoo()[name])
+    one, other = encoder.encode(before), encoder.encode([*before, *after])
+    assert len(other.piece_ends) == len(before) + len(after)
+    assert (np.diff(other.piece_ends) >= 0).all()
+    for end in other.piece_ends[: len(before)]:
+        assert np.array_equal(one.token_ids[:end], other.token_ids[:end])
+    assert set(other.piece_ends.tolist()) <= {0, 1, *other.boundaries.tolist()}
+
+
 # --- exactly one BOS ---------------------------------------------------------------------------------------
 
 

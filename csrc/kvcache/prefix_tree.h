@@ -22,7 +22,7 @@ struct Match {
 
 /// A context of whose future nothing is known counts as used again in so many steps: those that are known to
 /// be needed sooner outlive it, those that are known to be needed later do not.
-constexpr std::int32_t kUnknownSteps = 4;
+constexpr std::int32_t kUnknownSteps = 16;
 /// A use is believed until the blocks of so many whole pools were evicted without news of it.
 constexpr std::int64_t kLapsePools = 8;
 

@@ -68,7 +68,7 @@ class ContextTree:
         ``remaining_uses[i]`` more uses (only whether it is 0 counts), the next one in
         ``steps_to_next_use[i]`` steps; what is behind them has none. Eviction takes what no context names,
         then what has no use, then the farthest next use, then the least recently used. A context without
-        hints counts as used in 4 steps; a hint lapses when 8 pools of blocks were evicted since it came."""
+        hints counts as used in 16 steps; a hint lapses when 8 pools of blocks were evicted since it came."""
     def take_evicted(self) -> list[tuple[int, int]]:
         """(context_id, remaining committed length) of contexts that lost tokens since the last call."""
     def clear_cache(self) -> None:

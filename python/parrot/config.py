@@ -104,6 +104,7 @@ class ManagerConfig:
     max_value_bytes: int = 8 * 2**20
     max_queued_calls: int = 100_000
     default_max_tokens: int = 256
+    graph_eviction: bool = True  # engines are told which contexts the graph needs again, and how soon
     ready_file: Path | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 

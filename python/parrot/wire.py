@@ -110,6 +110,18 @@ class FreeContexts(msgspec.Struct, frozen=True, tag=True):
     context_ids: tuple[ContextId, ...]
 
 
+class ContextUses(msgspec.Struct, frozen=True, tag=True):
+    """What is known of the future of contexts whose call has ended, in place of what was: the first
+    ``prefix_lengths[i]`` tokens have ``remaining_uses[i]`` more uses, the next one in
+    ``steps_to_next_use[i]`` steps of the graph, and the tokens behind them have none. Unknown contexts are
+    ignored. Eviction goes by it (docs/kvcache.md)."""
+
+    context_ids: tuple[ContextId, ...]
+    prefix_lengths: tuple[int, ...]
+    remaining_uses: tuple[int, ...]
+    steps_to_next_use: tuple[int, ...]
+
+
 class Ping(msgspec.Struct, frozen=True, tag=True):
     """Manager's heartbeat, every second; an engine that hears none for its timeout ends itself."""
 
@@ -120,7 +132,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End after the current step."""
 
 
-ToEngine = Dispatch | Abort | FreeContexts | Ping | Shutdown
+ToEngine = Dispatch | Abort | FreeContexts | ContextUses | Ping | Shutdown
 
 
 # --- engine -> manager -------------------------------------------------------------------------------------
@@ -167,6 +179,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     forks: int  # contexts that started from a cached prefix
     cow_copies: int  # partial blocks copied on first write
     evicted_blocks: int
+    hinted_contexts: int  # how often a context's future was made known (ContextUses)
     preemptions: int
     dropped_messages: int
 

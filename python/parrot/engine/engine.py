@@ -34,6 +34,7 @@ from .call import EngineCall, Output
 from .runner import ModelRunner, Reservation, Work, reserve
 from .sampling import sample
 from .stats import Counters, now_us
+from .uses import PendingUses
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Engine:
         self._live: dict[CallId, EngineCall] = {}
         self._cached: set[ContextId] = set()  # contexts of calls that are done
         self._replies: list[Reply] = []
+        self.uses = PendingUses()  # taken into account by the next step
 
     # --- between steps -------------------------------------------------------------------------------------
 
@@ -95,6 +97,7 @@ class Engine:
         """Drop every call, context and reply: their manager is gone, and the next one counts from 1 again."""
         self.abort(list(self._live))
         self.free_contexts(list(self._cached))
+        self.uses.clear()
         self._replies.clear()
 
     def free_contexts(self, context_ids: Iterable[ContextId]) -> None:
@@ -122,6 +125,7 @@ class Engine:
             forks=native["forks"],
             cow_copies=native["cow_copies"],
             evicted_blocks=native["evicted_blocks"],
+            hinted_contexts=counters.hinted_contexts,
             preemptions=counters.preemptions,
             dropped_messages=counters.dropped_messages,
         )
@@ -133,6 +137,7 @@ class Engine:
         if self._live:
             started_us = now_us()
             try:
+                self.counters.hinted_contexts += self.uses.apply(self.tree, self._cached)
                 self._admit()
                 work, reservation = self._build()
                 if reservation is not None:

@@ -47,7 +47,7 @@ class ManagerChanged:
     manager_id: str
 
 
-Event = wire.Dispatch | wire.Abort | wire.FreeContexts | ManagerChanged | Stop
+Event = wire.Dispatch | wire.Abort | wire.FreeContexts | wire.ContextUses | ManagerChanged | Stop
 
 
 @dataclass(frozen=True, slots=True)

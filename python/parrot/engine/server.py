@@ -166,6 +166,8 @@ def _take_events(engine: Engine, link: Link) -> Stop | None:
                 engine.abort(event.call_ids)
             case wire.FreeContexts():
                 engine.free_contexts(event.context_ids)
+            case wire.ContextUses():
+                engine.uses.add(event)
             case wire.Dispatch():
                 try:
                     engine.submit(event)

@@ -21,4 +21,5 @@ class Counters:
     decode_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    hinted_contexts: int = 0
     dropped_messages: int = 0

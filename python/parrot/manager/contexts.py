@@ -20,11 +20,12 @@ class ContextLedger:
         self._owner[context_id] = session_id
         self._by_session[session_id][context_id] = engine_id
 
-    def evicted(self, context_id: ContextId) -> None:
-        """The engine has nothing left of it; unknown ids are ignored."""
+    def evicted(self, context_id: ContextId) -> str | None:
+        """The engine has nothing left of it. Returns the session that it was of; None for an unknown one."""
         session_id = self._owner.pop(context_id, None)
         if session_id is not None:
             self._by_session[session_id].pop(context_id, None)
+        return session_id
 
     def engine_lost(self, engine_id: int) -> None:
         """All contexts of this engine are gone."""

@@ -29,6 +29,7 @@ from .runs import Run
 from .scheduler_bridge import SchedulerBridge
 from .session import Session
 from .single import SingleCall
+from .uses import ContextUses
 from .views import call_view
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Executor:
         self._applications: dict[str, Application] = {}
         self._numbers = itertools.count(1)
         self._contexts = ContextLedger()
+        self._uses = ContextUses(self.prompts) if config.graph_eviction else None
         self._stale: dict[Application, None] = {}  # objectives may have to be deduced again
         self._turn_is_due = False
         self._num_live = 0
@@ -80,6 +82,8 @@ class Executor:
         if fill is not None and application.single is not None:
             application.single.attach(submitted.calls[0])
             self.dispatcher.preset(submitted.calls[0], fill)
+        elif self._uses is not None:
+            self._uses.submitted(submitted.calls)
         self.apply(submitted.changes)
         self.turn()
         return submitted.calls
@@ -103,6 +107,8 @@ class Executor:
         self._stale.pop(application, None)
         for engine_id, context_ids in self._contexts.take_session(session.session_id).items():
             self._free_contexts(engine_id, context_ids)
+        if self._uses is not None:
+            self._uses.closed(session.session_id)
         self.turn()
 
     def is_open(self, session: Session) -> bool:
@@ -132,6 +138,8 @@ class Executor:
             if call.state is not CallState.DONE or call.timing.finished_us is None:
                 call.timing.finished_us = now
             self._num_live -= 1
+            if self._uses is not None:
+                self._uses.ended(call)
             self.history.add(call_view(call))
             single = self._applications[call.session_id].single
             if single is not None:
@@ -153,6 +161,7 @@ class Executor:
             for call in changed:
                 self.dispatcher.update_objective(call)
         self._stale.clear()
+        self._tell_uses()
         self.dispatcher.turn()
 
     # --- the end ---
@@ -197,6 +206,8 @@ class Executor:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         log.info("%d calls were with engine %s (%s)", engine.num_dispatched, engine.name, reason)
         self._contexts.engine_lost(engine.engine_id)
+        if self._uses is not None:
+            self._uses.engine_lost(engine.engine_id)
         self.dispatcher.engine_lost(engine)
 
     def engines_do_not_start(self, reason: str) -> None:
@@ -270,6 +281,16 @@ class Executor:
             self._free_contexts(engine.engine_id, [run.context_id])
         else:
             self._contexts.add(run.call.session_id, engine.engine_id, run.context_id)
+            if self._uses is not None:
+                self._uses.left(run, engine.engine_id)
+
+    def _tell_uses(self) -> None:
+        """Before what this turn dispatches: that may be what cached contexts have to make room for."""
+        news = self._uses.take_news() if self._uses is not None else {}
+        for engine_id, message in news.items():
+            engine = self._registry.get(engine_id)
+            if engine is not None:
+                self._registry.send(engine, message)
 
     def _free_contexts(self, engine_id: int, context_ids: list[wire.ContextId]) -> None:
         for context_id in context_ids:
@@ -281,5 +302,8 @@ class Executor:
     def _evicted(self, engine: Engine, reply: wire.ContextsEvicted) -> None:
         for context_id, remaining in zip(reply.context_ids, reply.remaining, strict=False):
             self.scheduler.forget_context(engine.engine_id, context_id, remaining)
-            if remaining == 0:
-                self._contexts.evicted(context_id)
+            if remaining > 0:
+                continue
+            session_id = self._contexts.evicted(context_id)
+            if session_id is not None and self._uses is not None:
+                self._uses.evicted(session_id, context_id)

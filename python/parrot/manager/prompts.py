@@ -63,11 +63,13 @@ class CallPrompt:
 @dataclass(frozen=True, slots=True)
 class RunPrompt:
     """What one dispatch needs. ``first`` int32 [n]: all ids before the first output that it generates;
-    ``boundaries`` int32: prefix lengths of ``first``, ascending; ``later``: the Fills between its outputs."""
+    ``boundaries`` int32: prefix lengths of ``first``, ascending; ``later``: the Fills between its outputs;
+    ``piece_ends`` int32: prefix lengths, one for each piece of the call's first Fill."""
 
     first: wire.Ids
     boundaries: wire.Ids
     later: tuple[wire.Ids, ...]
+    piece_ends: wire.Ids
 
     @property
     def num_tokens(self) -> int:
@@ -98,6 +100,16 @@ class PromptBuilder:
             elif index in wanted:
                 pieces[index].append(_piece(item, is_chat=call.roles is not None))
         return [pieces[step.index] for step in steps]
+
+    def num_pieces(self, call: Call, num_parts: int) -> int:
+        """How many pieces the first parts of a call make, the chat template's among them."""
+        num_pieces = 0
+        for item in self._flatten(call):
+            num_pieces += 1
+            num_parts -= 0 if isinstance(item, str) else 1
+            if num_parts == 0:
+                break
+        return num_pieces
 
     def encode(self, pieces: Sequence[Sequence[Piece]], *, first_step: int) -> list[EncodedPrompt]:
         """The Fill of each step; those after step 0 continue generated ids."""
@@ -188,4 +200,5 @@ def assemble(prompt: CallPrompt, call: Call, steps: Sequence[Step]) -> RunPrompt
         np.ascontiguousarray(np.concatenate(ids), dtype=np.int32),
         np.unique(np.concatenate(boundaries)).astype(np.int32),
         tuple(prompt.fills[index].token_ids for index in range(first + 1, last + 1)),
+        prompt.fills[0].piece_ends,
     )

@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import zip_longest
 
 import numpy as np
 
@@ -42,10 +43,12 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
     """``token_ids`` int32 [n]; ``boundaries`` int32, ascending prefix lengths b, 0 < b <= n, of which no
-    later text can change the ids: one for each end of a piece, and one every 128 tokens."""
+    later text can change the ids: one for each end of a piece, and one every 128 tokens. ``piece_ends``
+    int32: that of each piece, in order, 0 where no id is final yet; empty for ids that were no text."""
 
     token_ids: Ids
     boundaries: Ids
+    piece_ends: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
 
 class _Place(Enum):
@@ -105,15 +108,16 @@ class PromptEncoder:
             num_final += len(step.token_ids)
             ends.append(num_final)
         parts.append(encode_run(self._tokenizer, state.carry, self._takes_space(state)))
-        return self._finish(np.concatenate(parts), ends, continues)
+        return self._finish(np.concatenate(parts), ends, continues, _merged_index(pieces))
 
     @property
     def cached_bytes(self) -> int:
         """Bytes that the remembered pieces take, about."""
         return self._steps.used_bytes
 
-    def _finish(self, ids: Ids, ends: list[int], continues: bool) -> EncodedPrompt:
-        """Put exactly one BOS in front and turn ends of final ids into boundaries."""
+    def _finish(self, ids: Ids, ends: list[int], continues: bool, merged: list[int]) -> EncodedPrompt:
+        """Put exactly one BOS in front and turn ends of final ids into boundaries. ``merged``: the end that
+        counts for each piece."""
         bos = self._tokenizer.bos_id
         shift = 0
         if self._tokenizer.add_bos and not continues:
@@ -122,8 +126,10 @@ class PromptEncoder:
             shift = 1 - num_bos
         limit = max(ends[-1] + shift if ends else shift, 0)
         grid = np.arange(BOUNDARY_GRID, limit + 1, BOUNDARY_GRID)
-        marks = np.unique(np.concatenate([grid, np.array(ends, dtype=np.int64) + shift]))
-        return EncodedPrompt(ids, marks[marks > 0].astype(np.int32))
+        shifted = np.array([0, *ends], dtype=np.int64) + shift
+        marks = np.unique(np.concatenate([grid, shifted[1:]]))
+        piece_ends = np.maximum(shifted[np.array(merged, dtype=np.int64) + 1], 0)
+        return EncodedPrompt(ids, marks[marks > 0].astype(np.int32), piece_ends.astype(np.int32))
 
     def _takes_space(self, state: _State) -> bool:
         if state.place is _Place.IN_RUN:
@@ -207,6 +213,16 @@ def _merge_control(pieces: Sequence[Piece]) -> Iterator[Piece]:
         yield piece
     if pending:
         yield Piece("".join(pending), control=True)
+
+
+def _merged_index(pieces: Sequence[Piece]) -> list[int]:
+    """For each piece, the last of the merged ones (:func:`_merge_control`) that it ends; -1: not even one."""
+    index, merged = -1, []
+    for piece, following in zip_longest(pieces, pieces[1:]):
+        if not (piece.control and following is not None and following.control):
+            index += 1
+        merged.append(index)
+    return merged
 
 
 class _StepCache:
