@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -42,7 +43,7 @@ py::dict counters_of(const Scheduler& scheduler) {
     return py::dict("placed"_a = counters.placed, "placed_group"_a = counters.placed_group,
                     "placed_sharers"_a = counters.placed_sharers, "placed_prefix"_a = counters.placed_prefix,
                     "placed_alone"_a = counters.placed_alone, "splits"_a = counters.splits,
-                    "deferred"_a = counters.deferred);
+                    "deferred"_a = counters.deferred, "holds"_a = counters.holds);
 }
 
 void bind_values(py::module_& module) {
@@ -64,61 +65,74 @@ void bind_values(py::module_& module) {
         .def_readonly("score_us", &Candidate::score_us);
 }
 
+// Every option of SchedulerOptions by its name.
 std::unique_ptr<Scheduler> make_scheduler(const py::bytes& hash_key, bool group_placement,
                                           bool prefix_affinity, bool objective_aware, bool application_order,
-                                          int64_t latency_capacity_tokens, int64_t aging_us,
-                                          bool constant_hash) {
+                                          bool tenant_shares, bool aging, int64_t latency_capacity_tokens,
+                                          int64_t aging_us, int64_t max_queued, int64_t max_queued_per_tenant,
+                                          bool full_scan, bool constant_hash) {
     const scheduler::SchedulerOptions options{.group_placement = group_placement,
                                               .prefix_affinity = prefix_affinity,
                                               .objective_aware = objective_aware,
                                               .application_order = application_order,
+                                              .tenant_shares = tenant_shares,
+                                              .aging = aging,
                                               .latency_capacity_tokens = latency_capacity_tokens,
-                                              .aging_us = aging_us};
+                                              .aging_us = aging_us,
+                                              .max_queued = max_queued,
+                                              .max_queued_per_tenant = max_queued_per_tenant,
+                                              .full_scan = full_scan};
     return std::make_unique<Scheduler>(options, hash_key_of(hash_key), constant_hash);
 }
 
 void add_engine(Scheduler& scheduler, int64_t engine_id, double base_us, double per_sequence_us,
                 double per_prefill_token_us, double per_kv_token_us, int64_t capacity_tokens,
-                int32_t max_batch_size) {
-    scheduler.add_engine(engine_id, {.base_us = base_us,
-                                     .per_sequence_us = per_sequence_us,
-                                     .per_prefill_token_us = per_prefill_token_us,
-                                     .per_kv_token_us = per_kv_token_us,
-                                     .capacity_tokens = capacity_tokens,
-                                     .max_batch_size = max_batch_size});
+                int32_t max_batch_size, int64_t model) {
+    scheduler.add_engine(engine_id, model,
+                         {.base_us = base_us,
+                          .per_sequence_us = per_sequence_us,
+                          .per_prefill_token_us = per_prefill_token_us,
+                          .per_kv_token_us = per_kv_token_us,
+                          .capacity_tokens = capacity_tokens,
+                          .max_batch_size = max_batch_size});
 }
 
 void submit(Scheduler& scheduler, int64_t call_id, int64_t app_id, int64_t app_arrival_us, int64_t now_us,
             int64_t domain, bool latency, int64_t group_id, int32_t depth, const py::object& token_ids,
-            const py::object& boundaries, int32_t max_new_tokens, int64_t model, int64_t adapter) {
+            const py::object& boundaries, int32_t max_new_tokens, int64_t model, int64_t adapter,
+            std::optional<int64_t> tenant) {
     scheduler.submit({.call_id = call_id,
                       .app_id = app_id,
                       .app_arrival_us = app_arrival_us,
                       .submit_us = now_us,
                       .scope = {.model = model, .adapter = adapter, .domain = domain},
-                      .latency = latency,
+                      .tenant = tenant.value_or(domain),
                       .group_id = group_id,
                       .depth = depth,
-                      .max_new_tokens = max_new_tokens},
+                      .max_new_tokens = max_new_tokens,
+                      .latency = latency},
                      int32_view("token_ids", token_ids), int32_view("boundaries", boundaries));
 }
 
-// schedule() alone may take long enough to let other threads run; the rest is a matter of microseconds.
 void bind_scheduler_class(py::module_& module) {
     py::class_<Scheduler>(module, "Scheduler", "Algorithm 1: events in, placements out.")
         .def(py::init(&make_scheduler), py::kw_only(), "hash_key"_a, "group_placement"_a = true,
              "prefix_affinity"_a = true, "objective_aware"_a = true, "application_order"_a = true,
-             "latency_capacity_tokens"_a = 6144, "aging_us"_a = 10'000'000, "constant_hash"_a = false)
+             "tenant_shares"_a = true, "aging"_a = true, "latency_capacity_tokens"_a = 6144,
+             "aging_us"_a = 10'000'000, "max_queued"_a = 1'000'000, "max_queued_per_tenant"_a = 1'000'000,
+             "full_scan"_a = false, "constant_hash"_a = false)
         .def("add_engine", &add_engine, "engine_id"_a, py::kw_only(), "base_us"_a, "per_sequence_us"_a,
-             "per_prefill_token_us"_a, "per_kv_token_us"_a, "capacity_tokens"_a, "max_batch_size"_a)
+             "per_prefill_token_us"_a, "per_kv_token_us"_a, "capacity_tokens"_a, "max_batch_size"_a,
+             "model"_a = 0)
         .def("remove_engine", &Scheduler::remove_engine, "engine_id"_a)
         .def("submit", &submit, "call_id"_a, py::kw_only(), "app_id"_a, "app_arrival_us"_a, "now_us"_a,
              "domain"_a, "latency"_a, "group_id"_a, "depth"_a, "token_ids"_a, "boundaries"_a,
-             "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0)
+             "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0, "tenant"_a = py::none())
         .def("set_objective", &Scheduler::set_objective, "call_id"_a, py::kw_only(), "latency"_a,
              "group_id"_a, "depth"_a)
         .def("cancel", &Scheduler::cancel, "call_id"_a)
-        .def("schedule", &Scheduler::schedule, "now_us"_a, py::call_guard<py::gil_scoped_release>())
+        .def("set_tenant_weight", &Scheduler::set_tenant_weight, "tenant"_a, "weight"_a)
+        .def("schedule", &Scheduler::schedule, "now_us"_a)
         .def("finish", &Scheduler::finish, "call_id"_a, py::kw_only(), "now_us"_a, "context_id"_a,
              "num_tokens"_a)
         .def("forget_context", &Scheduler::forget_context, "engine_id"_a, "context_id"_a, "remaining"_a)
@@ -140,6 +154,7 @@ void bind_scheduler(py::module_& module) {
             PyErr_SetString(PyExc_KeyError, unknown.what());
         }
     });
+    py::register_local_exception<scheduler::QueueFull>(module, "QueueFull", PyExc_RuntimeError);
     bind_values(module);
     bind_scheduler_class(module);
 }

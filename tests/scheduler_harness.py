@@ -49,8 +49,8 @@ class Driver:
             driver.add_engine(engine_id, cost)
         return driver
 
-    def add_engine(self, engine_id: int, cost: Cost) -> None:
-        self.scheduler.add_engine(engine_id, **vars(cost))
+    def add_engine(self, engine_id: int, cost: Cost, model: int = 0) -> None:
+        self.scheduler.add_engine(engine_id, **vars(cost), model=model)
         self.costs[engine_id] = cost
 
     def submit(
@@ -63,6 +63,8 @@ class Driver:
         arrival: int | None = None,
         now: int = 0,
         domain: int = 0,
+        tenant: int | None = None,
+        model: int = 0,
         latency: bool = False,
         group: int = -1,
         depth: int = 0,
@@ -83,6 +85,8 @@ class Driver:
             token_ids=token_ids,
             boundaries=np.array(cuts, dtype=np.int32),
             max_new_tokens=new,
+            model=model,
+            tenant=tenant,
         )
 
     def schedule(self, now: int = 0) -> dict[int, Placement]:

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <set>
-#include <unordered_set>
+#include <limits>
+#include <vector>
 
 #include "scheduler/types.h"
 
@@ -13,34 +13,48 @@ namespace parrot::scheduler {
 struct Engine {
     EngineId id = 0;
     int32_t slot = 0;  // dense, for arrays by engine; used again after removal
+    EnginePool* pool = nullptr;
+    uint32_t row = 0;  // in the pool
     CostModel cost;
-    std::set<CallId> in_flight;
-    std::unordered_set<ContextId> contexts;
+    int64_t bound = 0;               // of mixed tokens: what it may hold beside a latency-bound call
+    int64_t pace_ns = 0;             // one step of a typical batch, to compare engines of unequal speed
+    std::vector<Call*> calls;        // in flight, in no order
+    std::vector<uint32_t> contexts;  // slots of Fleet, in no order
 
-    int32_t num_latency = 0;  // of in_flight
+    int32_t num_latency = 0;  // of calls
     int64_t load_tokens = 0;  // held when every call has generated all it may, shared prefixes counted once
     int64_t latency_tokens = 0;  // the part of load_tokens that latency-bound calls hold
     int64_t new_tokens = 0;      // the part of load_tokens that is still to be generated
-    double expected_finish_sum_us = 0;
+    int64_t expected_finish_sum_us = 0;
     double prefill_until_us = 0;  // when the prompts placed so far are expected to be computed
-    bool held = false;            // kept free for a call that has waited long (within one schedule())
+    Call* held_for = nullptr;     // a call that has waited long: nothing else enters until it fits
+    bool changed = false;         // its room has grown since the last schedule()
 
-    int32_t batch() const { return static_cast<int32_t>(in_flight.size()); }
+    int32_t batch() const { return static_cast<int32_t>(calls.size()); }
     // On average a call in flight has generated half of what it may.
     double kv_tokens() const {
         return static_cast<double>(load_tokens) - static_cast<double>(new_tokens) / 2;
     }
-
-    bool has_room() const {
-        if (held) return false;
-        return in_flight.empty() || (batch() < cost.max_batch_size && load_tokens < cost.capacity_tokens);
+    double mean_finish_us() const {
+        return calls.empty() ? 0 : static_cast<double>(expected_finish_sum_us) / batch();
     }
 
-    // One step of a typical batch, to compare engines of unequal speed.
-    double pace_us() const { return cost.step_us(16, 16 * 512); }
+    // Whether some call may enter.
+    bool has_room() const {
+        if (held_for != nullptr) return false;
+        return calls.empty() || (batch() < cost.max_batch_size && load_tokens < cost.capacity_tokens);
+    }
 
-    int64_t mixing_bound(int64_t latency_capacity_tokens) const {
-        return std::min(latency_capacity_tokens, cost.capacity_tokens);
+    // Tokens that one call of this objective, or (`is_set`) several at once, may add; below 0: none enters.
+    // Size keeps no call out of an empty engine, nor the first latency-bound one from work that fits.
+    int64_t room(bool latency, bool objective_aware, bool is_set = false) const {
+        if (!has_room()) return -1;
+        if (calls.empty() && !is_set) return std::numeric_limits<int64_t>::max();
+        const int64_t capacity = cost.capacity_tokens - load_tokens;
+        if (!objective_aware) return capacity;
+        if (!latency) return num_latency == 0 ? capacity : std::min(capacity, bound - load_tokens);
+        const bool is_first = num_latency == 0 && !is_set;
+        return is_first ? capacity : std::min(capacity, bound - latency_tokens);
     }
 };
 

@@ -16,6 +16,16 @@ class UnknownId : public std::runtime_error {
         : std::runtime_error(name + " = " + std::to_string(value) + " is unknown") {}
 };
 
+// One more call does not fit into the queue (_core.QueueFull in Python).
+class QueueFull : public std::runtime_error {
+  public:
+    QueueFull(const std::string& bound, int64_t value)
+        : std::runtime_error("the queue is full: " + bound + " = " + std::to_string(value)) {}
+    QueueFull(const std::string& bound, int64_t value, int64_t tenant)
+        : std::runtime_error("the queue of tenant " + std::to_string(tenant) + " is full: " + bound + " = " +
+                             std::to_string(value)) {}
+};
+
 inline void require_at_least(const char* name, int64_t value, int64_t low) {
     if (value < low) {
         throw std::invalid_argument(std::string(name) + " = " + std::to_string(value) + " is below " +

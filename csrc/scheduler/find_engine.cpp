@@ -2,87 +2,166 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <tuple>
+#include <utility>
 
 namespace parrot::scheduler {
 
 namespace {
 
-// A microsecond of a call that somebody waits for counts like this many of calls that nobody waits for.
-constexpr double kLatencyWeight = 16;
-
 // An engine with this many times the mean load is crowded, unless it has no more calls than the second.
 constexpr double kCrowdedOverMean = 1.25;
 constexpr double kNeverCrowded = 8;
 
-// How many candidates are remembered for explain().
-constexpr size_t kMaxExplained = 16;
+// Up to so many engines all are looked at. Of more: the least loaded, and the best holders of a prefix, of
+// which no more than the last number are compared.
+constexpr size_t kFewEngines = 16;
+constexpr size_t kLeastLoaded = 8;
+constexpr size_t kBestHolders = 8;
+constexpr size_t kMaxHolders = 256;
 
 }  // namespace
 
 CallSet::CallSet(std::span<Call* const> calls, bool completes_together)
-    : num_calls(static_cast<int32_t>(calls.size())), completes_together(completes_together) {
+    : pool(calls.front()->pool),
+      num_calls(static_cast<int32_t>(calls.size())),
+      completes_together(completes_together) {
     for (const Call* call : calls) {
-        const int32_t shareable = call->path.empty() ? 0 : call->path.back().length;
-        const double steps = std::max(0, call->spec.max_new_tokens - 1);  // prefill yields the first token
-        latency |= call->spec.latency;
-        prompt_tokens += call->prompt_len - shareable;
-        new_tokens += call->spec.max_new_tokens;
-        decode_steps = completes_together ? std::max(decode_steps, steps) : decode_steps + steps / num_calls;
-        entries.insert(entries.end(), call->path.begin(), call->path.end());
+        add(*call);
+        if (num_calls > 1) merged_.insert(merged_.end(), call->path.begin(), call->path.end());
     }
-    if (num_calls > 1) {
+    if (num_calls == 1) {
+        only = calls.front();
+        entries = only->path;
+    } else {
         const auto key = [](const PathEntry& entry) { return std::tuple(entry.node, entry.previous); };
-        std::ranges::sort(entries, {}, key);
-        const auto repeated = std::ranges::unique(entries, {}, key);
-        entries.erase(repeated.begin(), repeated.end());
+        std::ranges::sort(merged_, {}, key);
+        const auto repeated = std::ranges::unique(merged_, {}, key);
+        merged_.erase(repeated.begin(), repeated.end());
+        entries = merged_;
     }
     for (const PathEntry& entry : entries) prompt_tokens += entry.length - entry.previous;
 }
 
-std::vector<Candidate> EngineFinder::evaluate(const CallSet& calls, std::span<Engine* const> engines,
-                                              int64_t now_us) {
-    find_overlaps(calls, engines);
-    fleet_load_ = 0;
-    for (const Engine* engine : fleet_.engines()) fleet_load_ += engine->batch() * engine->pace_us();
+CallSet::CallSet(const Call& call) : pool(call.pool), only(&call), num_calls(1), entries(call.path) {
+    add(call);
+    for (const PathEntry& entry : entries) prompt_tokens += entry.length - entry.previous;
+}
+
+void CallSet::add(const Call& call) {
+    const int32_t shareable = call.path.empty() ? 0 : call.path.back().length;
+    const double steps = std::max(0, call.spec.max_new_tokens - 1);  // prefill yields the first token
+    latency |= call.spec.latency;
+    prompt_tokens += call.prompt_len - shareable;
+    new_tokens += call.spec.max_new_tokens;
+    decode_steps = completes_together ? std::max(decode_steps, steps) : decode_steps + steps / num_calls;
+}
+
+CallShape CallSet::shape() const {
+    return {static_cast<double>(num_calls), static_cast<double>(prompt_tokens),
+            static_cast<double>(new_tokens), decode_steps, latency};
+}
+
+void EngineFinder::evaluate(const CallSet& calls, int64_t now_us, bool admissible,
+                            std::span<Engine* const> besides, std::vector<Scored>& found) {
+    found.clear();
+    const std::span<Engine* const> all = calls.pool->engines();
+    if (all.size() <= kFewEngines || options_.full_scan) {
+        for (Engine* engine : all) {
+            if (admissible || engine->held_for == nullptr)
+                found.push_back(evaluate_one(calls, *engine, now_us));
+        }
+        return;
+    }
+    shortlist(calls, now_us, admissible, besides);
+    for (Engine* engine : shortlist_) found.push_back(evaluate_one(calls, *engine, now_us));
+}
+
+Scored EngineFinder::evaluate_one(const CallSet& calls, Engine& engine, int64_t now_us) const {
+    return score(calls, engine, overlap_of(calls, engine), now_us);
+}
+
+bool EngineFinder::admits(const CallSet& calls, const Engine& engine) const {
+    if (!engine.has_room() && engine.held_for != calls.only) return false;
+    return is_admissible(calls, engine, overlap_of(calls, engine));
+}
+
+std::vector<Candidate> EngineFinder::evaluate_all(const CallSet& calls, int64_t now_us) const {
     std::vector<Candidate> candidates;
-    candidates.reserve(engines.size());
-    for (const Engine* engine : engines) {
-        candidates.push_back(score(calls, *engine, overlaps_[static_cast<size_t>(engine->slot)], now_us));
+    for (Engine* engine : calls.pool->engines()) {
+        candidates.push_back(evaluate_one(calls, *engine, now_us).candidate);
     }
     return candidates;
 }
 
-Candidate EngineFinder::evaluate(const CallSet& calls, Engine& engine, int64_t now_us) {
-    Engine* const only = &engine;
-    return evaluate(calls, {&only, 1}, now_us).front();
+void EngineFinder::shortlist(const CallSet& calls, int64_t now_us, bool admissible,
+                             std::span<Engine* const> besides) {
+    ++search_;
+    seen_.resize(fleet_.num_slots());
+    const CallShape shape = calls.shape();
+    calls.pool->least_loaded(shape, now_us, kLeastLoaded, admissible, shortlist_);
+    for (const Engine* engine : shortlist_) is_new(*engine);
+    for (Engine* engine : besides) {
+        if (is_new(*engine)) shortlist_.push_back(engine);
+    }
+    add_holders(calls, shape, now_us, admissible, kMaxHolders);
+    if (shortlist_.empty()) {  // a holder may have room for what is left of the calls
+        ++search_;
+        add_holders(calls, shape, now_us, admissible, std::numeric_limits<size_t>::max());
+    }
+    Engine* held = calls.only == nullptr ? nullptr : calls.only->held;
+    if (held != nullptr && is_new(*held)) shortlist_.push_back(held);
 }
 
-void EngineFinder::find_overlaps(const CallSet& calls, std::span<Engine* const> engines) {
-    for (const Engine* engine : engines) {
-        const auto slot = static_cast<size_t>(engine->slot);
-        if (slot >= overlaps_.size()) overlaps_.resize(slot + 1);
-        overlaps_[slot] = {};
-    }
-    const auto num_slots = static_cast<int32_t>(overlaps_.size());
-    for (const PathEntry& entry : calls.entries) {
-        const int32_t tokens = entry.length - entry.previous;
-        int32_t seen_slot = -1;
-        for (const Resident& resident : fleet_.residency().at(entry.node)) {
-            if (resident.engine_slot >= num_slots) continue;
-            Overlap& overlap = overlaps_[static_cast<size_t>(resident.engine_slot)];
-            if (resident.engine_slot != seen_slot) overlap.cached += tokens;
-            seen_slot = resident.engine_slot;
-            overlap.prefix_len = std::max(overlap.prefix_len, entry.length);
-            if (resident.previous != entry.previous) continue;
-            if (resident.num_calls > 0) overlap.live += tokens;
-            if (resident.num_latency > 0) overlap.live_latency += tokens;
+// Engines of a deep boundary first: they have the shallow ones, too. What a prefix saves is the same for
+// engines of one kind, so the best holders are those that would do well without it.
+void EngineFinder::add_holders(const CallSet& calls, const CallShape& shape, int64_t now_us, bool admissible,
+                               size_t most) {
+    holders_.clear();
+    size_t looked_at = 0;
+    for (size_t i = calls.entries.size(); i-- > 0 && looked_at < most;) {
+        const PathEntry& entry = calls.entries[i];
+        for (const int32_t slot : fleet_.residency().engines_of(entry.node)) {
+            if (++looked_at > most) break;
+            Engine* engine = fleet_.at_slot(slot);
+            const bool counts = (admissible ? engine->has_room() : engine->held_for == nullptr) &&
+                                is_new(*engine) && (!admissible || admits(calls, *engine));
+            if (!counts) continue;
+            const double saved_us = engine->cost.per_prefill_token_us * entry.length;
+            holders_.emplace_back(calls.pool->plain_score(shape, *engine, now_us) - saved_us, engine);
         }
     }
+    const size_t kept = std::min(holders_.size(), kBestHolders);
+    std::ranges::partial_sort(holders_, holders_.begin() + static_cast<std::ptrdiff_t>(kept), {},
+                              [](const auto& holder) { return std::pair(holder.first, holder.second->id); });
+    for (size_t i = 0; i < kept; ++i) shortlist_.push_back(holders_[i].second);
 }
 
-Candidate EngineFinder::score(const CallSet& calls, const Engine& engine, const Overlap& overlap,
-                              int64_t now_us) const {
+bool EngineFinder::is_new(const Engine& engine) {
+    return std::exchange(seen_[static_cast<size_t>(engine.slot)], search_) != search_;
+}
+
+EngineFinder::Overlap EngineFinder::overlap_of(const CallSet& calls, const Engine& engine) const {
+    Overlap overlap;
+    const Residency& residency = fleet_.residency();
+    for (const PathEntry& entry : calls.entries) {
+        const Resident* resident = residency.first(entry.node, engine.slot);
+        if (resident == nullptr) continue;
+        const int32_t tokens = entry.length - entry.previous;
+        overlap.cached += tokens;
+        overlap.prefix_len = std::max(overlap.prefix_len, entry.length);
+        for (; resident != nullptr; resident = residency.next(*resident)) {
+            if (resident->previous != entry.previous) continue;
+            if (resident->num_calls > 0) overlap.live += tokens;
+            if (resident->num_latency > 0) overlap.live_latency += tokens;
+        }
+    }
+    return overlap;
+}
+
+Scored EngineFinder::score(const CallSet& calls, Engine& engine, const Overlap& overlap,
+                           int64_t now_us) const {
     const CostModel& cost = engine.cost;
     const double batch = engine.batch() + calls.num_calls;
     const int64_t prefix_len = options_.prefix_affinity ? overlap.prefix_len : 0;
@@ -92,19 +171,21 @@ Candidate EngineFinder::score(const CallSet& calls, const Engine& engine, const 
     const double added_kv =
         static_cast<double>(calls.prompt_tokens - overlap.live) + static_cast<double>(calls.new_tokens) / 2;
 
-    Candidate candidate;
+    Scored scored;
+    scored.engine = &engine;
+    Candidate& candidate = scored.candidate;
     candidate.engine_id = engine.id;
     candidate.admissible = is_admissible(calls, engine, overlap);
     candidate.prefix_len = static_cast<int32_t>(prefix_len);
     candidate.queue_us = std::max(0.0, engine.prefill_until_us - static_cast<double>(now_us));
-    candidate.compute_us = cost.per_prefill_token_us * uncached;
-    candidate.prefill_us = cost.step_us(batch, engine.kv_tokens()) + candidate.compute_us;
-    candidate.step_us = cost.step_us(batch, engine.kv_tokens() + added_kv);
-    candidate.decode_us = calls.decode_steps * candidate.step_us;
+    scored.compute_us = cost.per_prefill_token_us * uncached;
+    candidate.prefill_us = cost.step_us(batch, engine.kv_tokens()) + scored.compute_us;
+    scored.step_us = cost.step_us(batch, engine.kv_tokens() + added_kv);
+    candidate.decode_us = calls.decode_steps * scored.step_us;
     const int64_t load_after = engine.load_tokens + calls.prompt_tokens + calls.new_tokens - overlap.live;
     const double lost_us =
         lost_capacity(calls, engine, load_after) * (candidate.prefill_us + candidate.decode_us);
-    candidate.harm_us = (harm(calls, engine, candidate.compute_us, added_kv, now_us) + lost_us) /
+    candidate.harm_us = (harm(calls, engine, scored.compute_us, added_kv, now_us) + lost_us) /
                         (weight(calls.latency) * calls.num_calls);
     const double crowding = prefix_len == 0 ? 0 : crowding_of(calls, engine);
     if (crowding > 0) {
@@ -113,16 +194,16 @@ Candidate EngineFinder::score(const CallSet& calls, const Engine& engine, const 
         candidate.harm_us += saved_us + crowding * (candidate.prefill_us + candidate.decode_us);
     }
     candidate.score_us = candidate.queue_us + candidate.prefill_us + candidate.decode_us + candidate.harm_us;
-    return candidate;
+    return scored;
 }
 
 // What the residents lose, summed and weighted: the prefill holds all of them up, and every step that they
 // still share with the newcomers is longer.
 double EngineFinder::harm(const CallSet& calls, const Engine& engine, double compute_us, double added_kv,
                           int64_t now_us) const {
-    if (engine.in_flight.empty()) return 0;
+    if (engine.calls.empty()) return 0;
     const double batch = engine.batch();
-    const double left_us = engine.expected_finish_sum_us / batch - static_cast<double>(now_us);
+    const double left_us = engine.mean_finish_us() - static_cast<double>(now_us);
     const double step_us = engine.cost.step_us(batch, engine.kv_tokens());
     const double left_steps = step_us > 0 ? std::max(1.0, left_us / step_us) : calls.decode_steps + 1;
     const double longer_us =
@@ -136,9 +217,8 @@ double EngineFinder::harm(const CallSet& calls, const Engine& engine, double com
 // the bound drains away and is not filled again.
 double EngineFinder::lost_capacity(const CallSet& calls, const Engine& engine, int64_t load_after) const {
     if (!options_.objective_aware || !calls.latency || engine.num_latency > 0) return 0;
-    const int64_t bound = engine.mixing_bound(options_.latency_capacity_tokens);
-    if (load_after <= bound) return 0;
-    return engine.batch() * (1 - static_cast<double>(bound) / static_cast<double>(load_after));
+    if (load_after <= engine.bound) return 0;
+    return engine.batch() * (1 - static_cast<double>(engine.bound) / static_cast<double>(load_after));
 }
 
 // How far a call that a prefix draws there would take an engine above kCrowdedOverMean times the fleet's mean
@@ -149,50 +229,44 @@ double EngineFinder::lost_capacity(const CallSet& calls, const Engine& engine, i
 double EngineFinder::crowding_of(const CallSet& calls, const Engine& engine) const {
     const double batch = engine.batch() + calls.num_calls;
     if (calls.completes_together || batch <= kNeverCrowded) return 0;
+    const double pace_us = static_cast<double>(engine.pace_ns) / 1000;
+    const EnginePool& pool = *engine.pool;
     const double mean_load =
-        (fleet_load_ + calls.num_calls * engine.pace_us()) / static_cast<double>(fleet_.engines().size());
-    return mean_load > 0 ? std::max(0.0, batch * engine.pace_us() / (kCrowdedOverMean * mean_load) - 1) : 0;
+        (pool.load_us() + calls.num_calls * pace_us) / static_cast<double>(pool.engines().size());
+    return mean_load > 0 ? std::max(0.0, batch * pace_us / (kCrowdedOverMean * mean_load) - 1) : 0;
 }
 
 bool EngineFinder::is_admissible(const CallSet& calls, const Engine& engine, const Overlap& overlap) const {
-    if (engine.held || engine.batch() + calls.num_calls > engine.cost.max_batch_size) return false;
-    if (engine.in_flight.empty() && calls.num_calls == 1) return true;
+    if (engine.held_for != nullptr && engine.held_for != calls.only) return false;
+    if (engine.batch() + calls.num_calls > engine.cost.max_batch_size) return false;
+    if (engine.calls.empty() && calls.num_calls == 1) return true;
     const int64_t tokens = calls.prompt_tokens + calls.new_tokens;
     const int64_t load_after = engine.load_tokens + tokens - overlap.live;
-    if (load_after > engine.cost.capacity_tokens) return false;
+    if (load_after > engine.cost.capacity_tokens || engine.load_tokens >= engine.cost.capacity_tokens) {
+        return false;
+    }
     if (!options_.objective_aware) return true;
-    const int64_t bound = engine.mixing_bound(options_.latency_capacity_tokens);
     if (calls.latency) {
         const bool is_first = engine.num_latency == 0 && calls.num_calls == 1;
-        return is_first || engine.latency_tokens + tokens - overlap.live_latency <= bound;
+        return is_first || engine.latency_tokens + tokens - overlap.live_latency <= engine.bound;
     }
-    return engine.num_latency == 0 || load_after <= bound;
+    return engine.num_latency == 0 || load_after <= engine.bound;
 }
 
 double EngineFinder::weight(bool latency) const {
     return latency && options_.objective_aware ? kLatencyWeight : 1;
 }
 
-int32_t best_admissible(std::span<const Candidate> candidates, std::span<Engine* const> engines) {
-    int32_t best = -1;
-    for (size_t i = 0; i < candidates.size(); ++i) {
-        if (!candidates[i].admissible) continue;
-        const auto rank = [&](size_t at) {
-            return std::tuple(candidates[at].score_us, engines[at]->batch());
-        };
-        if (best < 0 || rank(i) < rank(static_cast<size_t>(best))) best = static_cast<int32_t>(i);
+const Scored* best_admissible(std::span<const Scored> candidates) {
+    const auto rank = [](const Scored& scored) {
+        return std::tuple(scored.candidate.score_us, scored.engine->batch(), scored.engine->id);
+    };
+    const Scored* best = nullptr;
+    for (const Scored& scored : candidates) {
+        if (!scored.candidate.admissible) continue;
+        if (best == nullptr || rank(scored) < rank(*best)) best = &scored;
     }
     return best;
-}
-
-std::vector<Candidate> best_first(std::vector<Candidate> candidates) {
-    const auto rank = [](const Candidate& candidate) {
-        return std::tuple(!candidate.admissible, candidate.score_us, candidate.engine_id);
-    };
-    const size_t kept = std::min(candidates.size(), kMaxExplained);
-    std::ranges::partial_sort(candidates, candidates.begin() + static_cast<std::ptrdiff_t>(kept), {}, rank);
-    candidates.resize(kept);
-    return candidates;
 }
 
 }  // namespace parrot::scheduler

@@ -1,41 +1,49 @@
 // All engines with the calls and contexts they hold. Keeps each engine's load equal to its calls in flight.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "scheduler/engine.h"
+#include "scheduler/engine_pool.h"
+#include "scheduler/flat_map.h"
 #include "scheduler/prefix_table.h"
 #include "scheduler/residency.h"
+#include "scheduler/slab.h"
 #include "scheduler/types.h"
 
 namespace parrot::scheduler {
 
 class Fleet {
   public:
-    explicit Fleet(PrefixTable& table) : table_(table) {}
+    Fleet(const SchedulerOptions& options, PrefixTable& table) : options_(options), table_(table) {}
 
-    Engine& add(EngineId id, const CostModel& cost);
-    // The engine must have no call in flight any more; its contexts are forgotten.
+    // The engines of a model; made where missing, since calls may come before their first engine.
+    EnginePool& pool(int64_t model);
+    Engine& add(EngineId id, int64_t model, const CostModel& cost);
+    // The engine must have no call in flight and no holder any more; its contexts are forgotten.
     void remove(Engine& engine);
     Engine* find(EngineId id) const;
-    std::span<Engine* const> engines() const { return ordered_; }  // ascending by id
+    Engine* at_slot(int32_t slot) const { return by_slot_[static_cast<size_t>(slot)].get(); }
+    size_t num_slots() const { return by_slot_.size(); }
 
     // What is needed to take back an admission; the last one first.
     struct Admission {
         Residency::Location location;
         double prefill_until_us = 0;
-        double expected_finish_sum_us = 0;
     };
-    // `estimate` gives the time at which the call is expected to finish.
-    Admission admit(Call& call, Engine& engine, const Candidate& estimate, int64_t now_us);
+    // `takes_us`: how long the call is expected to take.
+    Admission admit(Call& call, Engine& engine, double takes_us, int64_t now_us);
     void take_back(Call& call, const Admission& admission);
     void release(Call& call);
     void set_latency(Call& call, bool latency);
+    // Keeps the engine free for the call; and the end of that.
+    void hold(Call& call, Engine& engine);
+    void end_hold(Engine& engine);
 
     // The prompt of a call that has left becomes a prefix holder; takes over the references of `path`.
     void add_context(ContextId context, Engine& engine, Path path);
@@ -46,28 +54,35 @@ class Fleet {
     void grow(size_t num_slots) { residency_.grow(num_slots); }
     const Residency& residency() const { return residency_; }
     size_t num_contexts() const { return contexts_.size(); }
-    size_t num_in_flight() const { return num_in_flight_; }
+
+    template <class Visit>
+    void for_each_pool(Visit visit) {
+        for (auto& [model, pool] : pools_) visit(pool);
+    }
 
     // Throws std::logic_error unless engine counters equal what `calls` say.
-    void check_invariants(const std::unordered_map<CallId, std::unique_ptr<Call>>& calls) const;
+    void check_invariants(const std::vector<const Call*>& calls) const;
 
   private:
     struct Context {
-        Engine* engine;
+        ContextId id = kNoContext;
+        Engine* engine = nullptr;
         Path path;
+        uint32_t position = 0;  // in the engine's contexts
     };
 
-    void forget_context(ContextId context);
-    void check_engine(const Engine& engine, std::span<const Call* const> calls) const;
+    void remove_call(Call& call);
+    void forget_context(uint32_t slot);
 
+    SchedulerOptions options_;
     PrefixTable& table_;
     Residency residency_;
-    std::map<EngineId, std::unique_ptr<Engine>> by_id_;
-    std::vector<Engine*> ordered_;
+    std::map<int64_t, EnginePool> pools_;  // by model
+    std::vector<std::unique_ptr<Engine>> by_slot_;
     std::vector<int32_t> free_slots_;
-    int32_t num_slots_ = 0;
-    size_t num_in_flight_ = 0;
-    std::unordered_map<ContextId, Context> contexts_;
+    FlatMap<EngineId, Engine*> by_id_;
+    Slab<Context> contexts_;
+    FlatMap<ContextId, uint32_t> context_slots_;
 };
 
 }  // namespace parrot::scheduler

@@ -1,61 +1,91 @@
 #include "scheduler/placer.h"
 
 #include <algorithm>
-#include <unordered_map>
 #include <utility>
 
 namespace parrot::scheduler {
 
+namespace {
+
+constexpr size_t kEnginesPerHold = 16;  // one of so many may be held, and one in any case
+
+// So many engines with new room are looked at one by one.
+constexpr size_t kFewChanged = 16;
+
+}  // namespace
+
 std::vector<Placement> Placer::run(int64_t now_us) {
-    ++pass_;
     now_us_ = now_us;
     placements_.clear();
-    for (Engine* engine : fleet_.engines()) engine->held = false;
-    auto next = queue_.ordered().begin();
-    while (next != queue_.ordered().end() && has_room()) {
-        const QueueKey key = next->first;
-        if (next->second->tried_pass != pass_) place_from(*next->second);
-        next = queue_.ordered().upper_bound(key);
-    }
+    do {
+        run_pass();
+    } while (free_left_engines());
+    queue_.end_passes();
+    fleet_.for_each_pool([](EnginePool& pool) { pool.clear_changed(); });
+    if (options_.aging) hold_an_engine();
     return std::move(placements_);
 }
 
-std::vector<Candidate> Placer::candidates_of(Call& call, int64_t now_us) {
-    return best_first(finder_.evaluate(CallSet(call), fleet_.engines(), now_us));
+void Placer::run_pass() {
+    queue_.begin_pass();
+    place_holders();
+    while (Call* head = queue_.next()) place_from(*head);
 }
 
-bool Placer::has_room() const { return std::ranges::any_of(fleet_.engines(), &Engine::has_room); }
-
-size_t Placer::num_free_places() const {
-    int64_t places = 0;
-    for (const Engine* engine : fleet_.engines()) {
-        if (engine->has_room()) places += engine->cost.max_batch_size - engine->batch();
+void Placer::place_holders() {
+    for (size_t i = 0; i < holders_.size();) {
+        Call& call = *holders_[i];
+        Engine* const held = call.held;
+        if (finder_.admits(CallSet(call), *held)) {
+            end_hold(call);
+            const Choice choice = planner_.choose_among(call, {&held, 1}, now_us_);
+            commit(choice, choice.scored.candidate.prefix_len > 0 ? Reason::kPrefix : Reason::kAlone);
+        } else {
+            ++i;
+        }
     }
-    return static_cast<size_t>(places);
+}
+
+// A call has found a place elsewhere than on the engine that was kept for it. Other calls see that engine in
+// a pass of their own, so that every call has one turn in each.
+bool Placer::free_left_engines() {
+    if (left_.empty()) return false;
+    for (Engine* engine : left_) fleet_.end_hold(*engine);
+    left_.clear();
+    return true;
 }
 
 void Placer::place_from(Call& head) {
-    head.tried_pass = pass_;
-    const Companions set = companions_of(head);
-    for (Call* call : set.calls) call->tried_pass = pass_;
-    if (set.calls.size() > 1) {
-        place_set(set);
-    } else if (const Choice choice = planner_.choose(head, now_us_); choice.engine != nullptr) {
-        commit(choice, choice.candidate.prefix_len > 0 ? Reason::kPrefix : Reason::kAlone);
+    head.tried_pass = queue_.pass();
+    const Choice choice = choose(head);
+    if (choice.scored.engine == nullptr) {
+        queue_.mark_failed(head);
+        return;
     }
-    const bool has_waited_long = now_us_ - head.spec.submit_us >= options_.aging_us;
-    if (head.engine == nullptr && has_waited_long) hold_engine_for(head);
+    const Companions set = companions_of(head);
+    if (set.calls.size() > 1) {
+        planner_.forget(choice);
+        for (Call* call : set.calls) call->tried_pass = queue_.pass();
+        place_set(set);
+    } else {
+        commit(choice, choice.scored.candidate.prefix_len > 0 ? Reason::kPrefix : Reason::kAlone);
+    }
+}
+
+// A call that has been refused by every engine can only fit where room has grown since.
+Choice Placer::choose(Call& head) {
+    const std::span<Engine* const> changed = head.pool->changed();
+    const bool sees_all = head.fresh || options_.full_scan || changed.size() > kFewChanged;
+    if (sees_all) return planner_.choose(head, now_us_);
+    return planner_.choose_among(head, changed, now_us_);
 }
 
 Placer::Companions Placer::companions_of(Call& head) const {
-    const size_t limit = num_free_places();
-    const CallQueue::Ordered* group = options_.group_placement ? queue_.group_of(head) : nullptr;
-    if (group != nullptr && group->size() > 1) {
+    const auto limit = static_cast<size_t>(std::max<int64_t>(1, head.pool->num_places()));
+    const std::span<Call* const> group = queue_.group_from(head);
+    if (!group.empty() && head.group->members.size() > 1) {
         Companions members{{}, Reason::kGroup};
-        auto next = group->find(head.key);  // those before it have been tried
-        for (; next != group->end() && members.calls.size() < limit; ++next) {
-            members.calls.push_back(next->second);
-        }
+        for (Call* call : group.first(std::min(group.size(), limit))) members.calls.push_back(call);
         return members;
     }
     if (options_.prefix_affinity) return {queue_.sharers_of(head, limit), Reason::kSharers};
@@ -64,27 +94,37 @@ Placer::Companions Placer::companions_of(Call& head) const {
 
 void Placer::place_set(const Companions& set) {
     const bool is_group = set.reason == Reason::kGroup;
-    const size_t num_others = queue_.size() - set.calls.size();
-    const std::vector<Choice> plan = planner_.plan(set.calls, is_group, num_others, now_us_);
-    std::unordered_map<const Engine*, int32_t> num_members;
-    for (const Choice& choice : plan) ++num_members[choice.engine];
-    if (num_members.size() > 1) ++counters_.splits;
+    const std::vector<Choice> plan = planner_.plan(set.calls, is_group, now_us_);
+    const auto num_on = [&](const Engine* engine) {
+        return std::ranges::count(plan, engine, [](const Choice& choice) { return choice.scored.engine; });
+    };
+    const auto is_elsewhere = [&](const Choice& choice) {
+        return choice.scored.engine != plan.front().scored.engine;
+    };
+    if (std::ranges::any_of(plan, is_elsewhere)) ++counters_.splits;
     for (const Choice& choice : plan) {
-        const bool stands_alone = !is_group && num_members[choice.engine] == 1;
-        const Reason own = choice.candidate.prefix_len > 0 ? Reason::kPrefix : Reason::kAlone;
+        const bool stands_alone = !is_group && num_on(choice.scored.engine) == 1;
+        const Reason own = choice.scored.candidate.prefix_len > 0 ? Reason::kPrefix : Reason::kAlone;
         commit(choice, stands_alone ? own : set.reason);
     }
 }
 
 void Placer::commit(const Choice& choice, Reason reason) {
     Call& call = *choice.call;
+    Engine& engine = *choice.scored.engine;
+    const Candidate& candidate = choice.scored.candidate;
+    if (call.held != nullptr) {
+        left_.push_back(std::exchange(call.held, nullptr));
+        std::erase(holders_, &call);
+    }
+    const double takes_us = candidate.queue_us + candidate.prefill_us + candidate.decode_us;
+    const Lane& lane = *call.lane;
     queue_.erase(call);
-    const Residency::Location location =
-        fleet_.admit(call, *choice.engine, choice.candidate, now_us_).location;
+    const Residency::Location location = fleet_.admit(call, engine, takes_us, now_us_).location;
+    queue_.charge(lane, call.tokens() - location.prefix_len);
     call.decision = choice.decision;
     count(reason);
-    Placement placement{call.spec.call_id,        choice.engine->id, kNoContext, 0, reason,
-                        choice.candidate.score_us};
+    Placement placement{call.spec.call_id, engine.id, kNoContext, 0, reason, candidate.score_us};
     if (options_.prefix_affinity) {
         placement.parent_context_id = location.context;
         placement.prefix_len = location.prefix_len;
@@ -110,19 +150,37 @@ void Placer::count(Reason reason) {
     }
 }
 
-// The engine where the call would be best off takes nothing more in this pass, so that it drains until the
-// call fits; else a stream of smaller calls could keep it out for ever.
-void Placer::hold_engine_for(Call& call) {
-    const std::vector<Candidate> candidates = finder_.evaluate(CallSet(call), fleet_.engines(), now_us_);
-    Engine* best = nullptr;
-    double best_us = 0;
-    for (size_t i = 0; i < candidates.size(); ++i) {
-        Engine* engine = fleet_.engines()[i];
-        if (engine->held || (best != nullptr && candidates[i].score_us >= best_us)) continue;
-        best = engine;
-        best_us = candidates[i].score_us;
-    }
-    if (best != nullptr) best->held = true;
+void Placer::end_hold(Call& call) {
+    if (call.held == nullptr) return;
+    fleet_.end_hold(*std::exchange(call.held, nullptr));
+    std::erase(holders_, &call);
+    queue_.lost_hold();
+}
+
+// The call that waits longest, once over the aging time, has an engine kept free: the one where it would be
+// best off takes nothing more until the call fits; else a stream of smaller calls could keep it out for ever.
+void Placer::hold_an_engine() {
+    const auto may_hold = [](const Call& call) {
+        const size_t num_engines = call.pool->engines().size();
+        const size_t limit = std::max<size_t>(1, num_engines / kEnginesPerHold);
+        return static_cast<size_t>(call.pool->num_holds) < std::min(limit, num_engines);
+    };
+    Call* call = queue_.longest_waiting(now_us_ - options_.aging_us, may_hold);
+    if (call == nullptr) return;
+    std::vector<Scored> found;
+    finder_.evaluate(CallSet(*call), now_us_, false, {}, found);
+    const auto best = std::ranges::min_element(found, {}, [](const Scored& scored) {
+        return std::pair(scored.candidate.score_us, scored.engine->id);
+    });
+    if (best == found.end()) return;
+    call->held = best->engine;
+    fleet_.hold(*call, *best->engine);
+    holders_.push_back(call);
+    ++counters_.holds;
+}
+
+std::vector<Candidate> Placer::candidates_of(const Call& call, int64_t now_us) const {
+    return Decisions::best_first(finder_.evaluate_all(CallSet(call), now_us));
 }
 
 }  // namespace parrot::scheduler

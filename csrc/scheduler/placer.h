@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "scheduler/call_queue.h"
+#include "scheduler/decisions.h"
 #include "scheduler/find_engine.h"
 #include "scheduler/fleet.h"
 #include "scheduler/set_planner.h"
@@ -15,19 +17,22 @@ namespace parrot::scheduler {
 
 class Placer {
   public:
-    Placer(const SchedulerOptions& options, Fleet& fleet, CallQueue& queue, Counters& counters)
+    Placer(const SchedulerOptions& options, Fleet& fleet, CallQueue& queue, Decisions& decisions,
+           Counters& counters)
         : options_(options),
           fleet_(fleet),
           queue_(queue),
           counters_(counters),
           finder_(options, fleet),
-          planner_(fleet, finder_) {}
+          planner_(fleet, finder_, decisions) {}
 
     // Places what can be placed now, in queue order; the rest stays queued.
     std::vector<Placement> run(int64_t now_us);
+    // The engine that is kept free for the call, if one is, is no more.
+    void end_hold(Call& call);
 
     // Every engine for one call, best first.
-    std::vector<Candidate> candidates_of(Call& call, int64_t now_us);
+    std::vector<Candidate> candidates_of(const Call& call, int64_t now_us) const;
 
   private:
     // Calls that are placed by one decision.
@@ -36,14 +41,16 @@ class Placer {
         Reason reason = Reason::kAlone;
     };
 
-    bool has_room() const;
-    size_t num_free_places() const;
+    void run_pass();
+    void place_holders();
+    bool free_left_engines();
     void place_from(Call& head);
+    Choice choose(Call& head);
     Companions companions_of(Call& head) const;
     void place_set(const Companions& set);
     void commit(const Choice& choice, Reason reason);
     void count(Reason reason);
-    void hold_engine_for(Call& call);
+    void hold_an_engine();
 
     SchedulerOptions options_;
     Fleet& fleet_;
@@ -51,8 +58,9 @@ class Placer {
     Counters& counters_;
     EngineFinder finder_;
     SetPlanner planner_;
-    uint64_t pass_ = 0;
     int64_t now_us_ = 0;
+    std::vector<Call*> holders_;  // calls for which an engine is kept free, first come first
+    std::vector<Engine*> left_;   // engines whose holder was placed elsewhere in this pass
     std::vector<Placement> placements_;
 };
 

@@ -14,32 +14,52 @@ namespace {
 constexpr int64_t kMaxTimeUs = int64_t{1} << 60;
 constexpr int64_t kMaxAgingUs = int64_t{1} << 50;
 constexpr int64_t kMaxTokens = int64_t{1} << 40;
+constexpr int64_t kMaxCallTokens = (int64_t{1} << 30) - 1;  // of a prompt, and of an answer
+constexpr int64_t kMaxQueued = int64_t{1} << 31;
 constexpr double kMaxCostUs = 1e9;
+constexpr double kMinWeight = 1e-6;
+constexpr double kMaxWeight = 1e6;
 
 void require_time(const char* name, int64_t value) { require_within(name, value, 0, kMaxTimeUs); }
 
-void require_cost(const char* name, double value) {
-    if (!(value >= 0 && value <= kMaxCostUs)) {
-        throw std::invalid_argument(std::string(name) + " = " + std::to_string(value) +
-                                    " is not in [0, 1e9]");
+void require_number(const char* name, double value, double low, double high) {
+    if (!(value >= low && value <= high)) {
+        throw std::invalid_argument(std::string(name) + " = " + std::to_string(value) + " is not in [" +
+                                    std::to_string(low) + ", " + std::to_string(high) + "]");
     }
 }
+
+void require_cost(const char* name, double value) { require_number(name, value, 0, kMaxCostUs); }
 
 const SchedulerOptions& checked(const SchedulerOptions& options) {
     require_within("latency_capacity_tokens", options.latency_capacity_tokens, 1, kMaxTokens);
     require_within("aging_us", options.aging_us, 1, kMaxAgingUs);
+    require_within("max_queued", options.max_queued, 1, kMaxQueued);
+    require_within("max_queued_per_tenant", options.max_queued_per_tenant, 1, kMaxQueued);
     return options;
+}
+
+void require_call(const CallSpec& spec, std::span<const int32_t> token_ids,
+                  std::span<const int32_t> boundaries) {
+    require_at_least("call_id", spec.call_id, 0);
+    require_time("app_arrival_us", spec.app_arrival_us);
+    require_time("now_us", spec.submit_us);
+    require_at_least("depth", spec.depth, 0);
+    require_within("max_new_tokens", spec.max_new_tokens, 0, kMaxCallTokens);
+    require_within("len(token_ids)", static_cast<int64_t>(token_ids.size()), 0, kMaxCallTokens);
+    require_prompt(token_ids, boundaries);
 }
 
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, const HashKey& hash_key, bool constant_hash)
-    : table_(hash_key, constant_hash),
-      queue_(checked(options)),
-      fleet_(table_),
-      placer_(options, fleet_, queue_, counters_) {}
+    : options_(checked(options)),
+      table_(hash_key, constant_hash),
+      queue_(options),
+      fleet_(options, table_),
+      placer_(options, fleet_, queue_, decisions_, counters_) {}
 
-void Scheduler::add_engine(EngineId engine_id, const CostModel& cost) {
+void Scheduler::add_engine(EngineId engine_id, int64_t model, const CostModel& cost) {
     require_at_least("engine_id", engine_id, 0);
     require_cost("base_us", cost.base_us);
     require_cost("per_sequence_us", cost.per_sequence_us);
@@ -47,12 +67,15 @@ void Scheduler::add_engine(EngineId engine_id, const CostModel& cost) {
     require_cost("per_kv_token_us", cost.per_kv_token_us);
     require_within("capacity_tokens", cost.capacity_tokens, 1, kMaxTokens);
     require_at_least("max_batch_size", cost.max_batch_size, 1);
-    fleet_.add(engine_id, cost);
+    fleet_.add(engine_id, model, cost);
 }
 
 std::vector<CallId> Scheduler::remove_engine(EngineId engine_id) {
     Engine& gone = engine(engine_id);
-    const std::vector<CallId> lost(gone.in_flight.begin(), gone.in_flight.end());
+    if (gone.held_for != nullptr) placer_.end_hold(*gone.held_for);
+    std::vector<CallId> lost;
+    for (const Call* call : gone.calls) lost.push_back(call->spec.call_id);
+    std::ranges::sort(lost);
     for (const CallId call_id : lost) drop(call(call_id));
     fleet_.remove(gone);
     return lost;
@@ -60,31 +83,32 @@ std::vector<CallId> Scheduler::remove_engine(EngineId engine_id) {
 
 void Scheduler::submit(const CallSpec& spec, std::span<const int32_t> token_ids,
                        std::span<const int32_t> boundaries) {
-    require_at_least("call_id", spec.call_id, 0);
-    require_time("app_arrival_us", spec.app_arrival_us);
-    require_time("now_us", spec.submit_us);
-    require_at_least("depth", spec.depth, 0);
-    require_at_least("max_new_tokens", spec.max_new_tokens, 0);
-    require_prompt(token_ids, boundaries);
-    const auto [entry, is_new] = calls_.try_emplace(spec.call_id);
-    if (!is_new)
+    require_call(spec, token_ids, boundaries);
+    if (slots_.find(spec.call_id) != nullptr) {
         throw std::invalid_argument("call_id = " + std::to_string(spec.call_id) + " is there already");
-    entry->second = std::make_unique<Call>();
-    Call& call = *entry->second;
+    }
+    queue_.require_place(spec.tenant);
+    const uint32_t slot = calls_.take();
+    slots_.insert(spec.call_id, slot);
+    Call& call = calls_[slot];
     call.spec = spec;
+    call.slot = slot;
     call.prompt_len = static_cast<int32_t>(token_ids.size());
-    call.path = table_.acquire(spec.scope, token_ids, boundaries);
-    fleet_.grow(table_.num_slots());
-    queue_.grow(table_.num_slots());
-    queue_.insert(call);
+    call.pool = &fleet_.pool(spec.scope.model);
+    if (!boundaries.empty()) {
+        call.path = table_.acquire(spec.scope, token_ids, boundaries);
+        fleet_.grow(table_.num_slots());
+        queue_.grow(table_.num_slots());
+    }
+    queue_.enter(call);
     fresh_.push_back(spec.call_id);
 }
 
 void Scheduler::set_objective(CallId call_id, bool latency, int64_t group_id, int32_t depth) {
     require_at_least("depth", depth, 0);
-    const auto entry = calls_.find(call_id);
-    if (entry == calls_.end()) return;
-    Call& call = *entry->second;
+    Call* known = find(call_id);
+    if (known == nullptr) return;
+    Call& call = *known;
     const bool is_queued = call.engine == nullptr;
     if (is_queued) {
         queue_.erase(call);
@@ -98,10 +122,15 @@ void Scheduler::set_objective(CallId call_id, bool latency, int64_t group_id, in
 }
 
 bool Scheduler::cancel(CallId call_id) {
-    const auto entry = calls_.find(call_id);
-    if (entry == calls_.end()) return false;
-    drop(*entry->second);
+    Call* known = find(call_id);
+    if (known == nullptr) return false;
+    drop(*known);
     return true;
+}
+
+void Scheduler::set_tenant_weight(int64_t tenant, double weight) {
+    require_number("weight", weight, kMinWeight, kMaxWeight);
+    queue_.set_weight(tenant, weight);
 }
 
 std::vector<Placement> Scheduler::schedule(int64_t now_us) {
@@ -109,8 +138,8 @@ std::vector<Placement> Scheduler::schedule(int64_t now_us) {
     now_us_ = now_us;
     std::vector<Placement> placements = placer_.run(now_us);
     for (const CallId call_id : fresh_) {
-        const auto entry = calls_.find(call_id);
-        if (entry != calls_.end() && entry->second->engine == nullptr) ++counters_.deferred;
+        const Call* call = find(call_id);
+        if (call != nullptr && call->engine == nullptr) ++counters_.deferred;
     }
     fresh_.clear();
     return placements;
@@ -125,6 +154,7 @@ void Scheduler::finish(CallId call_id, int64_t now_us, ContextId context_id, int
         throw std::invalid_argument("call_id = " + std::to_string(call_id) + " is queued, not in flight");
     }
     Engine& engine = *done.engine;
+    queue_.leave(done);
     fleet_.release(done);
     if (context_id != kNoContext) {
         const auto lost = std::ranges::upper_bound(done.path, num_tokens, {}, &PathEntry::length);
@@ -134,7 +164,7 @@ void Scheduler::finish(CallId call_id, int64_t now_us, ContextId context_id, int
     } else {
         fleet_.release_path(done.path);
     }
-    calls_.erase(call_id);
+    end(done);
 }
 
 void Scheduler::forget_context(EngineId engine_id, ContextId context_id, int64_t remaining) {
@@ -143,8 +173,9 @@ void Scheduler::forget_context(EngineId engine_id, ContextId context_id, int64_t
 }
 
 std::vector<Candidate> Scheduler::explain(CallId call_id) {
-    Call& known = call(call_id);
-    return known.engine != nullptr ? *known.decision : placer_.candidates_of(known, now_us_);
+    const Call& known = call(call_id);
+    if (known.engine != nullptr) return decisions_.candidates(known.decision);
+    return placer_.candidates_of(known, now_us_);
 }
 
 std::pair<int64_t, int64_t> Scheduler::engine_load(EngineId engine_id) const {
@@ -153,21 +184,24 @@ std::pair<int64_t, int64_t> Scheduler::engine_load(EngineId engine_id) const {
 }
 
 void Scheduler::check_invariants() const {
-    table_.check_invariants();
-    queue_.check_invariants();
-    fleet_.check_invariants(calls_);
+    std::vector<const Call*> calls;
     size_t in_flight = 0;
-    for (const Engine* engine : fleet_.engines()) in_flight += engine->in_flight.size();
-    if (in_flight != fleet_.num_in_flight()) {
-        throw std::logic_error("the fleet counts " + std::to_string(fleet_.num_in_flight()) +
-                               " calls in flight of " + std::to_string(in_flight));
-    }
-    if (in_flight + queue_.size() != calls_.size()) {
+    slots_.for_each([&](CallId call_id, uint32_t slot) {
+        const Call& call = calls_[slot];
+        if (call.spec.call_id != call_id || call.slot != slot) throw std::logic_error("a call's slot is off");
+        calls.push_back(&call);
+        in_flight += call.engine != nullptr ? 1 : 0;
+    });
+    table_.check_invariants();
+    queue_.check_invariants(calls);
+    fleet_.check_invariants(calls);
+    if (calls.size() != calls_.size() || in_flight + queue_.size() != calls.size()) {
         throw std::logic_error(std::to_string(queue_.size()) + " calls queued and " +
                                std::to_string(in_flight) + " in flight are not the " +
                                std::to_string(calls_.size()) + " known");
     }
-    if (calls_.empty() && fleet_.num_contexts() == 0 && table_.size() != 0) {
+    if (decisions_.size() > in_flight) throw std::logic_error("a decision is kept for no call");
+    if (calls.empty() && fleet_.num_contexts() == 0 && table_.size() != 0) {
         throw std::logic_error(std::to_string(table_.size()) + " prefixes are left without a holder");
     }
 }
@@ -178,20 +212,31 @@ Engine& Scheduler::engine(EngineId engine_id) const {
     return *known;
 }
 
-Call& Scheduler::call(CallId call_id) const {
-    const auto entry = calls_.find(call_id);
-    if (entry == calls_.end()) throw UnknownId("call_id", call_id);
-    return *entry->second;
+Call* Scheduler::find(CallId call_id) {
+    const uint32_t* slot = slots_.find(call_id);
+    return slot == nullptr ? nullptr : &calls_[*slot];
+}
+
+Call& Scheduler::call(CallId call_id) {
+    Call* known = find(call_id);
+    if (known == nullptr) throw UnknownId("call_id", call_id);
+    return *known;
+}
+
+// The call's record is used again; its place in the queue or on an engine, and its path, are given up
+// already.
+void Scheduler::end(Call& call) {
+    if (call.decision != kNoSlot) decisions_.drop(call.decision);
+    slots_.erase(call.spec.call_id);
+    calls_.give(call.slot);
 }
 
 void Scheduler::drop(Call& call) {
-    if (call.engine == nullptr) {
-        queue_.erase(call);
-    } else {
-        fleet_.release(call);
-    }
+    placer_.end_hold(call);
+    queue_.leave(call);
+    if (call.engine != nullptr) fleet_.release(call);
     fleet_.release_path(call.path);
-    calls_.erase(call.spec.call_id);
+    end(call);
 }
 
 }  // namespace parrot::scheduler

@@ -4,16 +4,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "scheduler/call_queue.h"
+#include "scheduler/decisions.h"
+#include "scheduler/flat_map.h"
 #include "scheduler/fleet.h"
 #include "scheduler/placer.h"
 #include "scheduler/prefix_table.h"
+#include "scheduler/slab.h"
 #include "scheduler/types.h"
 
 namespace parrot::scheduler {
@@ -24,15 +25,18 @@ class Scheduler {
     Scheduler(const Scheduler&) = delete;
     Scheduler& operator=(const Scheduler&) = delete;
 
-    void add_engine(EngineId engine_id, const CostModel& cost);
+    void add_engine(EngineId engine_id, int64_t model, const CostModel& cost);
     // The engine is gone; returns its calls in flight, which leave the scheduler, in ascending order.
     std::vector<CallId> remove_engine(EngineId engine_id);
 
+    // Throws QueueFull when as many calls are queued, of all tenants or of this one, as may be.
     void submit(const CallSpec& spec, std::span<const int32_t> token_ids,
                 std::span<const int32_t> boundaries);
     // Unknown calls are ignored: a label may arrive after the call has ended.
     void set_objective(CallId call_id, bool latency, int64_t group_id, int32_t depth);
     bool cancel(CallId call_id);
+    // A tenant's share of the work that is placed while several have calls queued; 1 unless told.
+    void set_tenant_weight(int64_t tenant, double weight);
     std::vector<Placement> schedule(int64_t now_us);
     void finish(CallId call_id, int64_t now_us, ContextId context_id, int64_t num_tokens);
     // Contexts that the engine does not have are ignored: not every context is a prefix holder.
@@ -42,23 +46,28 @@ class Scheduler {
     std::vector<Candidate> explain(CallId call_id);
     std::pair<int64_t, int64_t> engine_load(EngineId engine_id) const;
     size_t num_queued() const { return queue_.size(); }
-    size_t num_in_flight() const { return calls_.size() - queue_.size(); }
+    size_t num_in_flight() const { return slots_.size() - queue_.size(); }
     const Counters& counters() const { return counters_; }
     void check_invariants() const;
 
   private:
     Engine& engine(EngineId engine_id) const;
-    Call& call(CallId call_id) const;
+    Call* find(CallId call_id);
+    Call& call(CallId call_id);
+    void end(Call& call);
     void drop(Call& call);
 
+    SchedulerOptions options_;
     PrefixTable table_;
     CallQueue queue_;
     Fleet fleet_;
+    Decisions decisions_;
     Counters counters_;
     Placer placer_;
-    std::unordered_map<CallId, std::unique_ptr<Call>> calls_;
-    std::vector<CallId> fresh_;  // submitted since the last schedule()
-    int64_t now_us_ = 0;         // of the last schedule()
+    Slab<Call> calls_;
+    FlatMap<CallId, uint32_t> slots_;  // of calls_
+    std::vector<CallId> fresh_;        // submitted since the last schedule()
+    int64_t now_us_ = 0;               // of the last schedule()
 };
 
 }  // namespace parrot::scheduler

@@ -1,11 +1,9 @@
-// Values that cross the scheduler's border. Times are microseconds of the caller's clock.
+// Values that cross the scheduler's border, and a call. Times are microseconds of the caller's clock.
 #pragma once
 
 #include <compare>
 #include <cstdint>
-#include <memory>
-#include <span>
-#include <vector>
+#include <limits>
 
 #include "scheduler/prefix_table.h"
 
@@ -15,14 +13,20 @@ using CallId = int64_t;
 using EngineId = int64_t;
 using ContextId = int64_t;
 inline constexpr ContextId kNoContext = 0;
+inline constexpr uint32_t kNoSlot = std::numeric_limits<uint32_t>::max();
 
 struct SchedulerOptions {
     bool group_placement = true;
     bool prefix_affinity = true;
     bool objective_aware = true;
     bool application_order = true;
+    bool tenant_shares = true;
+    bool aging = true;
     int64_t latency_capacity_tokens = 6144;
     int64_t aging_us = 10'000'000;
+    int64_t max_queued = 1'000'000;
+    int64_t max_queued_per_tenant = 1'000'000;
+    bool full_scan = false;  // looks at every call and every engine each time: slow, the same decisions
 };
 
 // step_us = base + per_sequence * batch + per_prefill_token * prefill + per_kv_token * KV tokens loaded.
@@ -44,14 +48,15 @@ struct CallSpec {
     int64_t app_id = 0;
     int64_t app_arrival_us = 0;
     int64_t submit_us = 0;
-    PrefixScope scope;
-    bool latency = false;
+    PrefixScope scope;  // its model is that of the engines the call may go to
+    int64_t tenant = 0;
     int64_t group_id = -1;  // < 0: none; unique within an application only
     int32_t depth = 0;
     int32_t max_new_tokens = 0;
+    bool latency = false;
 };
 
-enum class Reason { kGroup, kSharers, kPrefix, kAlone };
+enum class Reason : uint8_t { kGroup, kSharers, kPrefix, kAlone };
 
 struct Placement {
     CallId call_id = 0;
@@ -71,8 +76,6 @@ struct Candidate {
     double decode_us = 0;
     double harm_us = 0;
     double score_us = 0;
-    double step_us = 0;     // one decode step at the resulting batch
-    double compute_us = 0;  // the part of prefill_us that grows with the uncached tokens
 };
 
 struct Counters {
@@ -83,33 +86,43 @@ struct Counters {
     int64_t placed_alone = 0;
     int64_t splits = 0;
     int64_t deferred = 0;
+    int64_t holds = 0;
 };
 
 // Smaller goes first.
 struct QueueKey {
-    int64_t priority_us = 0;  // see CallQueue::key_of
+    int64_t priority_us = std::numeric_limits<int64_t>::min();  // see CallQueue::key_of
     int32_t negative_depth = 0;
     CallId call_id = 0;
     auto operator<=>(const QueueKey&) const = default;
 };
 
 struct Engine;
+class EnginePool;
+struct Lane;
+struct TaskGroup;
 
 // A call from submit until it finishes or is cancelled: queued while `engine` is null, else in flight.
 struct Call {
     CallSpec spec;
-    int32_t prompt_len = 0;
     Path path;
-    QueueKey key;             // while queued
+    QueueKey key;  // while queued
+    EnginePool* pool = nullptr;
+    Lane* lane = nullptr;        // while queued
+    TaskGroup* group = nullptr;  // while queued
+    Engine* engine = nullptr;    // while in flight
+    Engine* held = nullptr;      // while queued: the engine kept free for it
+    int64_t expected_finish_us = 0;
     uint64_t tried_pass = 0;  // the last pass of schedule() that looked at it
-    Engine* engine = nullptr;
-    double expected_finish_us = 0;                           // while in flight
-    std::shared_ptr<const std::vector<Candidate>> decision;  // while in flight
+    uint32_t slot = 0;
+    uint32_t position = 0;        // in the engine's calls
+    uint32_t decision = kNoSlot;  // while in flight
+    int32_t prompt_len = 0;
+    bool fresh = false;  // while queued: no pass has ended since it came
 
+    int32_t tokens() const { return prompt_len + spec.max_new_tokens; }  // each is below 2^30
     // Tokens that no prefix covers, so that no other call can share them.
-    int64_t own_tokens() const {
-        return prompt_len - (path.empty() ? 0 : path.back().length) + int64_t{spec.max_new_tokens};
-    }
+    int64_t own_tokens() const { return int64_t{tokens()} - (path.empty() ? 0 : path.back().length); }
 };
 
 }  // namespace parrot::scheduler

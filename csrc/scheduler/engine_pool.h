@@ -1,0 +1,112 @@
+// The engines of one model, with what a search needs of each in flat arrays.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "scheduler/engine.h"
+#include "scheduler/types.h"
+
+namespace parrot::scheduler {
+
+// A microsecond of a call that somebody waits for counts like this many of calls that nobody waits for.
+inline constexpr double kLatencyWeight = 16;
+
+// Calls that are looked at as one, as far as the score of an engine that has none of their prefixes needs it.
+struct CallShape {
+    double num_calls = 1;
+    double prompt_tokens = 0;
+    double new_tokens = 0;
+    double decode_steps = 0;
+    bool latency = false;
+};
+
+class EnginePool {
+  public:
+    explicit EnginePool(const SchedulerOptions& options) : options_(options) {}
+
+    void add(Engine& engine);
+    void remove(Engine& engine);
+    std::span<Engine* const> engines() const { return engines_; }  // ascending by id
+
+    // To be called after every change of an engine's calls, prefill or hold.
+    void refresh(Engine& engine);
+    // The engine's room has grown, or may have.
+    void mark_changed(Engine& engine);
+    std::span<Engine* const> changed() const { return changed_; }
+    void clear_changed();
+
+    bool has_room() const { return num_with_room_ > 0; }
+    // Calls that could enter by the engines' batches.
+    int64_t num_places() const { return num_places_; }
+    int64_t num_in_flight() const { return num_in_flight_; }
+    // Calls in flight by pace, of all engines.
+    double load_us() const { return static_cast<double>(load_ns_) / 1000; }
+    // The most room of any engine whose room has grown.
+    int64_t changed_room(bool latency) const;
+
+    // The `count` engines with the lowest score for calls of which none has a prefix, lowest first, into
+    // `best`: those that can take them, or (`admissible` false) those that are not held.
+    void least_loaded(const CallShape& calls, int64_t now_us, size_t count, bool admissible,
+                      std::vector<Engine*>& best);
+    // What least_loaded compares.
+    double plain_score(const CallShape& calls, const Engine& engine, int64_t now_us);
+
+    size_t num_queued = 0;  // calls of this model, counted by CallQueue
+    int32_t num_holds = 0;  // engines that are held
+
+    // Throws std::logic_error unless the arrays say what the engines say.
+    void check_invariants() const;
+
+  private:
+    static constexpr size_t kBlock = 64;
+
+    // One value per engine, by row.
+    struct Rows {
+        std::vector<double> step_us;  // of one call more, with the tokens there now
+        std::vector<double> per_sequence_us;
+        std::vector<double> per_prefill_token_us;
+        std::vector<double> per_kv_token_us;
+        std::vector<double> prefill_until_us;
+        std::vector<double> mean_finish_us;
+        std::vector<double> steps_per_us;
+        std::vector<double> weight;     // of the calls in flight
+        std::vector<double> displaced;  // calls that a first latency-bound call may displace
+        std::vector<double> load;
+        std::vector<double> bound;
+        std::vector<double> room[2][2];  // by objective (1: latency-bound) and number of calls (1: several)
+        std::vector<double> places;
+
+        template <class Visit>
+        void for_each(Visit visit);
+    };
+    struct Share {  // of the sums over engines
+        int32_t with_room = 0;
+        int64_t places = 0;
+        int64_t in_flight = 0;
+        int64_t load_ns = 0;
+    };
+
+    Share share_of(const Engine& engine) const;
+    void rebuild();
+    void write_row(const Engine& engine);
+    void score_block(const CallShape& calls, double now_us, size_t begin, size_t end);
+    void keep_admissible(const CallShape& calls, bool admissible, size_t begin, size_t end);
+
+    SchedulerOptions options_;
+    std::vector<Engine*> engines_;
+    std::vector<Engine*> changed_;
+    Rows rows_;
+    std::vector<Share> shares_;                     // by row
+    std::vector<int32_t> with_room_;                // engines of each block of rows that have room
+    std::vector<double> scores_;                    // scratch, by row
+    std::vector<std::pair<double, Engine*>> best_;  // scratch
+    int32_t num_with_room_ = 0;
+    int64_t num_places_ = 0;
+    int64_t num_in_flight_ = 0;
+    int64_t load_ns_ = 0;
+};
+
+}  // namespace parrot::scheduler

@@ -1,0 +1,102 @@
+#include "scheduler/tenants.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace parrot::scheduler {
+
+Lane& Tenants::lane(int64_t id, EnginePool* pool, bool latency) {
+    Tenant& tenant = obtain(id);
+    for (const auto& lane : tenant.lanes) {
+        if (lane->pool == pool && lane->latency == latency) return *lane;
+    }
+    tenant.lanes.push_back(std::make_unique<Lane>());
+    Lane& lane = *tenant.lanes.back();
+    lane.tenant = &tenant;
+    lane.pool = pool;
+    lane.latency = latency;
+    return lane;
+}
+
+void Tenants::set_weight(int64_t tenant, double weight) { obtain(tenant).weight = weight; }
+
+int64_t Tenants::num_queued(int64_t id) const {
+    Tenant* const* tenant = by_id_.find(id);
+    return tenant == nullptr ? 0 : (*tenant)->num_queued;
+}
+
+void Tenants::enter(Lane& lane) {
+    Tenant& tenant = *lane.tenant;
+    if (tenant.num_queued++ > 0) return;
+    tenant.virtual_time = std::max(tenant.virtual_time, virtual_time_);
+    waiting_.push_back({&tenant, 0});
+}
+
+void Tenants::leave(Lane& lane) {
+    Tenant& tenant = *lane.tenant;
+    if (--tenant.num_queued > 0) return;
+    const auto at = std::ranges::find(waiting_, &tenant, &Waiting::tenant);
+    *at = waiting_.back();
+    waiting_.pop_back();
+}
+
+void Tenants::charge(Tenant& tenant, double tokens) {
+    virtual_time_ = std::max(virtual_time_, tenant.virtual_time);
+    tenant.virtual_time += std::max(1.0, tokens) / tenant.weight;
+}
+
+Tenant* Tenants::first(uint64_t pass) const {
+    const auto rank = [](const Tenant& tenant) { return std::tuple(tenant.virtual_time, tenant.id); };
+    Tenant* first = nullptr;
+    for (const Waiting& waiting : waiting_) {
+        if (waiting.set_aside_pass == pass) continue;
+        if (first == nullptr || rank(*waiting.tenant) < rank(*first)) first = waiting.tenant;
+    }
+    return first;
+}
+
+void Tenants::set_aside(Tenant& tenant, uint64_t pass) {
+    std::ranges::find(waiting_, &tenant, &Waiting::tenant)->set_aside_pass = pass;
+}
+
+Tenant& Tenants::obtain(int64_t id) {
+    if (Tenant** known = by_id_.find(id)) return **known;
+    forget_idle();
+    tenants_.push_back(std::make_unique<Tenant>());
+    Tenant& tenant = *tenants_.back();
+    tenant.id = id;
+    by_id_.insert(id, &tenant);
+    return tenant;
+}
+
+// Idle tenants of ordinary weight whose share is used up by no one are as good as unknown.
+void Tenants::forget_idle() {
+    if (tenants_.size() < forget_at_) return;
+    std::erase_if(tenants_, [&](const std::unique_ptr<Tenant>& tenant) {
+        const bool goes =
+            tenant->num_queued == 0 && tenant->weight == 1 && tenant->virtual_time <= virtual_time_;
+        if (goes) by_id_.erase(tenant->id);
+        return goes;
+    });
+    forget_at_ = std::max<size_t>(1024, 2 * tenants_.size());
+}
+
+void Tenants::check_invariants() const {
+    size_t num_waiting = 0;
+    for (const auto& tenant : tenants_) {
+        size_t queued = 0;
+        for (const auto& lane : tenant->lanes) queued += lane->calls.size();
+        num_waiting += queued > 0 ? 1 : 0;
+        if (queued != static_cast<size_t>(tenant->num_queued)) {
+            throw std::logic_error("tenant " + std::to_string(tenant->id) + " counts " +
+                                   std::to_string(tenant->num_queued) + " queued calls of " +
+                                   std::to_string(queued));
+        }
+    }
+    if (num_waiting != waiting_.size()) throw std::logic_error("the list of waiting tenants is off");
+}
+
+}  // namespace parrot::scheduler

@@ -1,0 +1,82 @@
+// Weighted fair sharing between tenants: start-time fair queueing over the work that calls are estimated to
+// be.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "scheduler/flat_map.h"
+#include "scheduler/ordered_calls.h"
+#include "scheduler/types.h"
+
+namespace parrot::scheduler {
+
+struct Tenant;
+
+// The queued calls of one tenant for one model and objective, in order.
+struct Lane {
+    Tenant* tenant = nullptr;
+    EnginePool* pool = nullptr;
+    bool latency = false;
+    OrderedCalls calls;
+    uint64_t pass = 0;  // the pass of schedule() that `cursor` is of
+    QueueKey cursor;    // the last call that was looked at
+};
+
+struct Tenant {
+    int64_t id = 0;
+    double weight = 1;
+    double virtual_time = 0;  // tokens placed over weight; the least goes first
+    int64_t num_queued = 0;
+    std::vector<std::unique_ptr<Lane>> lanes;
+};
+
+class Tenants {
+  public:
+    // Made where missing.
+    Lane& lane(int64_t tenant, EnginePool* pool, bool latency);
+    void set_weight(int64_t tenant, double weight);
+    int64_t num_queued(int64_t tenant) const;
+
+    // A call enters or leaves a lane. A tenant that had none queued starts level with the one served last:
+    // what it did not use is not kept for it.
+    void enter(Lane& lane);
+    void leave(Lane& lane);
+    // `tokens` of work of the tenant were placed.
+    void charge(Tenant& tenant, double tokens);
+
+    // The tenant with queued calls that has had the least for its weight (then the lowest id), of those not
+    // set aside in this pass; null if none.
+    Tenant* first(uint64_t pass) const;
+    void set_aside(Tenant& tenant, uint64_t pass);
+
+    template <class Visit>
+    void for_each_lane(Visit visit) const {
+        for (const Waiting& waiting : waiting_) {
+            for (const auto& lane : waiting.tenant->lanes) {
+                if (!lane->calls.empty()) visit(*lane);
+            }
+        }
+    }
+
+    void check_invariants() const;
+
+  private:
+    struct Waiting {
+        Tenant* tenant = nullptr;
+        uint64_t set_aside_pass = 0;
+    };
+
+    Tenant& obtain(int64_t tenant);
+    void forget_idle();
+
+    std::vector<std::unique_ptr<Tenant>> tenants_;
+    FlatMap<int64_t, Tenant*> by_id_;
+    std::vector<Waiting> waiting_;  // tenants with queued calls
+    double virtual_time_ = 0;       // of the tenant served last, when it was served
+    size_t forget_at_ = 1024;       // so many tenants are known before idle ones are looked for
+};
+
+}  // namespace parrot::scheduler
