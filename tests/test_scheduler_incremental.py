@@ -1,4 +1,4 @@
-"""Scheduler: looking only at what has changed, and only at a shortlist of many engines, decides as a full look."""
+"""Scheduler: looking at what has changed, and at a shortlist of many engines, decides as a full look does."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def story(seed: int, num_engines: int, **options: object) -> Story:
     return Story(driver, np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(12))
 def test_looking_only_at_what_changed_decides_as_looking_at_everything(seed: int) -> None:
     told = [story(seed, 5), story(seed, 5, full_scan=True)]
     num_placed = 0

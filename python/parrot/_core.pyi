@@ -270,8 +270,15 @@ class PrefixIndex:
     def num_collisions(self) -> int:
         """How often a look-up met another prefix of the same hash, which only the comparison told apart."""
 
+class QueueFull(RuntimeError):
+    """One more call does not fit into the scheduler's queue; the message names the bound and its value."""
+
 class Scheduler:
-    """Algorithm 1 (paper section 5.4): events in, placements out. Times are microseconds, given by the caller."""
+    """Algorithm 1 (paper section 5.4): events in, placements out. Times are microseconds, given by the caller.
+
+    Every switch turns one feature off. ``max_queued`` bounds the queued calls of all tenants together,
+    ``max_queued_per_tenant`` those of each. ``full_scan`` (tests only) looks at every call and every engine
+    each time instead of what has changed and a shortlist."""
 
     def __init__(
         self,
@@ -281,8 +288,13 @@ class Scheduler:
         prefix_affinity: bool = True,
         objective_aware: bool = True,
         application_order: bool = True,
+        tenant_shares: bool = True,
+        aging: bool = True,
         latency_capacity_tokens: int = 6144,
         aging_us: int = 10_000_000,
+        max_queued: int = 1_000_000,
+        max_queued_per_tenant: int = 1_000_000,
+        full_scan: bool = False,
         constant_hash: bool = False,
     ) -> None: ...
     def add_engine(
@@ -295,7 +307,10 @@ class Scheduler:
         per_kv_token_us: float,
         capacity_tokens: int,
         max_batch_size: int,
-    ) -> None: ...
+        model: int = 0,
+    ) -> None:
+        """An engine that takes calls of ``model``. Costs are in microseconds: ``step = base + per_sequence *
+        batch + per_prefill_token * prefill + per_kv_token * KV tokens``."""
     def remove_engine(self, engine_id: int) -> list[int]:
         """The engine is gone: forget its contexts; return its calls in flight, which leave the scheduler."""
     def submit(
@@ -314,10 +329,16 @@ class Scheduler:
         max_new_tokens: int,
         model: int = 0,
         adapter: int = 0,
+        tenant: int | None = None,
     ) -> None:
-        """Queue a ready call. It shares prefixes only with calls of its ``model``, ``adapter`` and ``domain``. ``group_id`` < 0: none. ``depth``: longest path to the annotated variable, so
-        that the deepest goes first within an application. ``boundaries``: prefix lengths that no later text
-        can change, ascending."""
+        """Queue a ready call; it goes to an engine of its ``model`` only, and shares prefixes with calls of
+        its ``model``, ``adapter`` and ``domain``. ``tenant`` (its domain when not given) is who it is
+        accounted to. ``group_id`` < 0: none. ``depth``: longest path to the annotated variable, so that the
+        deepest goes first within an application. ``boundaries``: prefix lengths that no later text can
+        change, ascending. Raises :class:`QueueFull`, and nothing is changed."""
+    def set_tenant_weight(self, tenant: int, weight: float) -> None:
+        """The tenant's share of the work placed while several have calls queued, 1 unless told;
+        1e-6 to 1e6."""
     def set_objective(self, call_id: int, *, latency: bool, group_id: int, depth: int) -> None:
         """A label arrived for a queued or running call; unknown ids are ignored."""
     def cancel(self, call_id: int) -> bool:
@@ -338,7 +359,7 @@ class Scheduler:
     @property
     def num_in_flight(self) -> int: ...
     def counters(self) -> dict[str, int]:
-        """placed, placed_group, placed_sharers, placed_prefix, placed_alone, splits, deferred."""
+        """placed, placed_group, placed_sharers, placed_prefix, placed_alone, splits, deferred, holds."""
 
 class PackedLinear:
     """The weight of a linear layer in the order in which the CPU kernels read it: a copy.

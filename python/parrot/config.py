@@ -78,12 +78,18 @@ class SchedulerConfig:
     prefix_affinity: bool = True  # place a call where its prefix is, or with queued sharers
     objective_aware: bool = True  # cap an engine's tokens while it holds a latency-bound call
     application_order: bool = True  # a call inherits its application's arrival time
+    tenant_shares: bool = True  # tenants share engines by weight, whatever each has queued
+    aging: bool = True  # what has waited for aging_s is not overtaken any longer
     latency_capacity_tokens: int = 6144
     aging_s: float = 10.0
+    max_queued: int = 1_000_000  # ready calls that wait for an engine
+    max_queued_per_tenant: int = 1_000_000
 
     def __post_init__(self) -> None:
         check_range("latency_capacity_tokens", self.latency_capacity_tokens, 1, 2**31 - 1)
         check_range("aging_s", self.aging_s, 0.001, 86400)
+        check_range("max_queued", self.max_queued, 1, 2**31 - 1)
+        check_range("max_queued_per_tenant", self.max_queued_per_tenant, 1, 2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,9 +271,9 @@ class Dispatcher:
         number = next(self._ids)
         application = self._owner.application(call)
         run = Run(wire.CallId(number), wire.ContextId(number), call, application, run_prompt)
+        self._bridge.submit(run, len(steps))
         self._runs[run.run_id] = run
         self._open[call] = run
-        self._bridge.submit(run, len(steps))
 
     def _place(self) -> None:
         if self._bridge.num_queued == 0:

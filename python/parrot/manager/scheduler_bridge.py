@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 
-from .._core import Placement, Scheduler
+from .._core import Placement, QueueFull, Scheduler
 from ..config import SchedulerConfig
+from ..errors import Overloaded
 from ..wire import CallId, ContextId
 from .clock import now_us
 from .engines import Engine
@@ -24,8 +25,12 @@ class SchedulerBridge:
             prefix_affinity=config.prefix_affinity,
             objective_aware=config.objective_aware,
             application_order=config.application_order,
+            tenant_shares=config.tenant_shares,
+            aging=config.aging,
             latency_capacity_tokens=config.latency_capacity_tokens,
             aging_us=round(config.aging_s * 1e6),
+            max_queued=config.max_queued,
+            max_queued_per_tenant=config.max_queued_per_tenant,
         )
 
     def add_engine(self, engine: Engine) -> None:
@@ -46,22 +51,25 @@ class SchedulerBridge:
         return [CallId(run_id) for run_id in self._scheduler.remove_engine(engine.engine_id)]
 
     def submit(self, run: Run, num_steps: int) -> None:
-        """Queue a run of the next ``num_steps`` steps of its call."""
+        """Queue a run of the next ``num_steps`` steps of its call; raises :class:`Overloaded`."""
         call = run.call
         steps = call.steps[call.next_step : call.next_step + num_steps]
-        self._scheduler.submit(
-            run.run_id,
-            app_id=run.application.number,
-            app_arrival_us=run.application.arrival_us,
-            now_us=now_us(),
-            domain=call.domain,
-            latency=call.objective == "LATENCY",
-            group_id=_group_id(run),
-            depth=call.depth or 0,
-            token_ids=run.prompt.first,
-            boundaries=run.prompt.boundaries,
-            max_new_tokens=num_new_tokens(steps) + sum(map(len, run.prompt.later)),
-        )
+        try:
+            self._scheduler.submit(
+                run.run_id,
+                app_id=run.application.number,
+                app_arrival_us=run.application.arrival_us,
+                now_us=now_us(),
+                domain=call.domain,
+                latency=call.objective == "LATENCY",
+                group_id=_group_id(run),
+                depth=call.depth or 0,
+                token_ids=run.prompt.first,
+                boundaries=run.prompt.boundaries,
+                max_new_tokens=num_new_tokens(steps) + sum(map(len, run.prompt.later)),
+            )
+        except QueueFull as error:
+            raise Overloaded(f"call {call.name}: {error}; try again later") from None
 
     def update_objective(self, run: Run) -> None:
         """The call's label changed."""
