@@ -5,6 +5,7 @@
 #include <atomic>
 #include <vector>
 
+#include "concat.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/parallel.h"
 
@@ -34,6 +35,27 @@ std::vector<int> count_parts(int num_parts, int repeats) {
     return {counts.begin(), counts.end()};
 }
 
+// Reads `size` bytes on `num_threads` threads and returns what their words add up to: for measuring how fast
+// this machine reads.
+uint64_t sum_words(uintptr_t address, uint64_t size, int num_threads) {
+    if (address % 64 != 0 || size % 64 != 0 || num_threads < 1) {
+        throw std::invalid_argument(concat("address = ", address, " and size = ", size,
+                                           " must be multiples of 64, num_threads = ", num_threads,
+                                           " positive"));
+    }
+    std::atomic<uint64_t> total{0};
+    cpu::parallel(num_threads, [&](int part) {
+        const cpu::Slice lines = cpu::slice_of(static_cast<int64_t>(size / 64), part, num_threads);
+        const auto* words = reinterpret_cast<const uint64_t*>(address);
+        uint64_t sums[8] = {};
+        for (int64_t i = 8 * lines.begin; i < 8 * lines.end; i += 8) {
+            for (int j = 0; j < 8; ++j) sums[j] += words[i + j];
+        }
+        for (const uint64_t sum : sums) total += sum;
+    });
+    return total;
+}
+
 }  // namespace
 
 void bind_cpu(py::module_& module) {
@@ -43,6 +65,8 @@ void bind_cpu(py::module_& module) {
     module.def("cpu_threads", &cpu::num_threads);
     module.def("set_cpu_threads", &cpu::set_num_threads, py::arg("num_threads"));
     module.def("count_cpu_parts", &count_parts, py::arg("num_parts"), py::arg("repeats") = 1,
+               py::call_guard<py::gil_scoped_release>());
+    module.def("sum_cpu_words", &sum_words, py::arg("address"), py::arg("size"), py::arg("num_threads"),
                py::call_guard<py::gil_scoped_release>());
 }
 

@@ -58,10 +58,10 @@ STEPS = {
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_equals_attention_written_out(isa: str, dtype: str, heads: tuple[int, int], head_dim: int) -> None:
-    for name, tree in STEPS.items():
+    for i, (name, tree) in enumerate(STEPS.items()):
         case = Case(tree, *heads, head_dim, dtype)
-        for threads in (1, 2, 5):
-            assert case.error(case.run(num_threads=threads)) < TOLERANCE[dtype], (name, threads)
+        threads = (1, 2, 5)[(i + head_dim // 64) % 3]
+        assert case.error(case.run(num_threads=threads)) < TOLERANCE[dtype], (name, threads)
 
 
 @pytest.mark.parametrize("head_dim", [16, 48, 80, 96, 256, 512])

@@ -30,10 +30,11 @@ struct Avx512 {
         return _mm512_mask_mov_ps(set1(-__builtin_huge_valf()), keep, x);
     }
 
-    // 2^x = 2^n * 2^f with f in [-1/2, 1/2]; the polynomial is within 8e-8 of 2^f, and scalef gives 0 for
-    // -inf.
+    // 2^x = 2^n * 2^f with f in [-1/2, 1/2]; the polynomial is within 8e-8 of 2^f. 0 below 2^-100: products
+    // with smaller weights would be denormal, which takes a hundred cycles.
     static Reg exp2(Reg x) {
-        const Reg clamped = _mm512_max_ps(set1(-200), x);  // in this order a NaN stays one
+        const Reg least = set1(-100);
+        const Reg clamped = _mm512_max_ps(least, x);  // in this order a NaN stays one
         const Reg n = _mm512_roundscale_ps(clamped, 0);
         const Reg f = _mm512_sub_ps(clamped, n);
         Reg p = set1(1.3276457e-3f);
@@ -42,7 +43,7 @@ struct Avx512 {
         p = fmadd(p, f, set1(2.4022120e-1f));
         p = fmadd(p, f, set1(6.9314694e-1f));
         p = fmadd(p, f, set1(1.0000001f));
-        return _mm512_scalef_ps(p, n);
+        return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), p, n);
     }
 
     static Reg load_bf16(const uint16_t* from) {

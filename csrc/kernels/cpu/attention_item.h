@@ -27,7 +27,6 @@ class AttentionItemKernel {
     using Tile = AttentionTile<V>;
     using Reg = typename V::Reg;
     static constexpr int W = V::kWidth;
-    static constexpr int64_t kLine = 64 / sizeof(T);
 
     AttentionItemKernel(const AttentionTensors& tensors, const AttentionItem& item,
                         const AttentionPartials& partials, const AttentionScratch& scratch)
@@ -45,8 +44,7 @@ class AttentionItemKernel {
             const int32_t left = item_.end - begin;
             const int tokens = left < kTileTokens ? left : kTileTokens;
             for (int32_t head = item_.head_begin; head < item_.head_end; ++head) {
-                pack(begin, tokens, head);
-                attend_tile(begin, tokens, head);
+                run_tile(begin, tokens, head);
             }
         }
         for (int32_t head = item_.head_begin; head < item_.head_end; ++head) store_head(head);
@@ -54,6 +52,7 @@ class AttentionItemKernel {
 
     void load_queries() {
         const int64_t d = t_.head_dim;
+        const Reg scale = V::set1(t_.scale);
         float* to = s_.query;
         float* output = s_.output;
         for (int32_t head = item_.head_begin; head < item_.head_end; ++head) {
@@ -61,7 +60,7 @@ class AttentionItemKernel {
                 const T* from = static_cast<const T*>(t_.query) + item_.members[m].row * t_.query_stride +
                                 int64_t(head) * group_ * d;
                 for (int64_t i = 0; i < group_ * d; i += W) {
-                    V::store(to + i, Tile::load(from + i));
+                    V::store(to + i, V::mul(scale, Tile::load(from + i)));
                     V::store(output + i, V::zero());
                 }
                 to += group_ * d;
@@ -81,59 +80,60 @@ class AttentionItemKernel {
         return (block * kBlockTokens + position % kBlockTokens) * token_stride_ + int64_t(head) * t_.head_dim;
     }
 
-    // Fills the tile's keys and values, asking meanwhile for those that come next.
-    void pack(int32_t begin, int tokens, int32_t head) {
-        const T* keys = static_cast<const T*>(t_.keys);
-        const T* values = static_cast<const T*>(t_.values);
-        int32_t next = begin, next_head = head + 1;
-        if (next_head == item_.head_end) {
-            next += kTileTokens;
-            next_head = item_.head_begin;
+    // Where the tile's keys or values lie, and those of the tile after it: the next head's, or the next
+    // tokens'. A block that does not exist is replaced by one that does.
+    TileBlocks<T> blocks(const void* cache, int32_t begin, int32_t head) const {
+        const bool last_head = head + 1 == item_.head_end;
+        const int32_t next_begin = last_head ? begin + kTileTokens : begin;
+        const int32_t next_head = last_head ? item_.head_begin : head + 1;
+        TileBlocks<T> result;
+        result.stride = token_stride_;
+        for (int i = 0; i < kTileTokens / kBlockTokens; ++i) {
+            const int32_t now = begin + i * kBlockTokens, next = next_begin + i * kBlockTokens;
+            result.now[i] = static_cast<const T*>(cache) + offset(now < item_.end ? now : begin, head);
+            result.next[i] =
+                next < item_.end ? static_cast<const T*>(cache) + offset(next, next_head) : result.now[i];
         }
+        return result;
+    }
+
+    void run_tile(int32_t begin, int tokens, int32_t head) {
+        const TileBlocks<T> keys = blocks(t_.keys, begin, head), values = blocks(t_.values, begin, head);
         for (int i = 0; i < tokens; i += kBlockTokens) {
-            if (next + i < item_.end) {
-                prefetch(keys + offset(next + i, next_head));
-                prefetch(values + offset(next + i, next_head));
-            }
-            const int64_t from = offset(begin + i, head);
-            const int count = tokens - i < kBlockTokens ? tokens - i : kBlockTokens;
-            Tile::pack_keys(keys + from, token_stride_, t_.head_dim, s_.keys + i);
-            Tile::pack_values(values + from, token_stride_, count, t_.head_dim,
-                              s_.values + int64_t(i) * t_.head_dim);
+            const int block = i / kBlockTokens;
+            Tile::pack_keys(keys.now[block], keys.next[block], token_stride_, t_.head_dim, s_.keys + i);
         }
-    }
-
-    void prefetch(const T* block) const {
-        for (int t = 0; t < kBlockTokens; ++t) {
-            for (int64_t i = 0; i < t_.head_dim; i += kLine)
-                __builtin_prefetch(block + t * token_stride_ + i, 0, 2);
+        if (rows_ <= kMaxTileRows) {
+            attend_rows(begin, tokens, head, 0, rows_, values);
+            return;
         }
-    }
-
-    // Scores, weights and sums of the tile for all rows, a few at a time, as even as they divide.
-    void attend_tile(int32_t begin, int tokens, int32_t head) {
-        const int blocks = (rows_ + kMaxTileRows - 1) / kMaxTileRows;
+        Tile::pack_values(values, tokens, t_.head_dim, s_.values);
+        const TileRows packed{s_.values, t_.head_dim};
+        const int blocks = (rows_ + kMaxTileRows - 1) / kMaxTileRows;  // of rows, as even as they divide
         for (int i = 0; i < blocks; ++i) {
             const int row = rows_ * i / blocks;
-            attend_rows(begin, tokens, head - item_.head_begin, row, rows_ * (i + 1) / blocks - row);
+            attend_rows(begin, tokens, head, row, rows_ * (i + 1) / blocks - row, packed);
         }
     }
 
-    void attend_rows(int32_t begin, int tokens, int32_t head, int row, int count) {
-        const int64_t d = t_.head_dim, state = int64_t(head) * rows_ + row;
+    // Scores, weights and sums of a few rows, over keys that are packed and values that may be.
+    template <class Values>
+    void attend_rows(int32_t begin, int tokens, int32_t head, int row, int count, const Values& values) {
+        const int64_t d = t_.head_dim, state = int64_t(head - item_.head_begin) * rows_ + row;
         const int columns = (tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
-        float* output = s_.output + state * d;
-        Tile::template product<false>(count, t_.head_dim, s_.query + state * d, d, s_.keys, kTileTokens,
-                                      s_.scores, kTileTokens, columns);
+        float shrink[16] = {};
+        int limits[kMaxTileRows];
         for (int r = 0; r < count; ++r) {
             const int32_t visible = item_.members[(row + r) / group_].visible - begin;
-            const float shrink =
-                Tile::weigh(s_.scores + r * kTileTokens, columns, visible < tokens ? visible : tokens,
-                            t_.scale, s_.max[state + r], s_.sum[state + r]);
-            Tile::shrink_row(output + r * d, t_.head_dim, shrink);
+            limits[r] = visible < tokens ? visible : tokens;
         }
-        Tile::template product<true>(count, tokens, s_.scores, kTileTokens, s_.values, d, output, d,
-                                     t_.head_dim);
+        const TileRows keys{s_.keys, kTileTokens};
+        Tile::product(count, t_.head_dim, s_.query + state * d, d, keys, s_.scores, kTileTokens, columns,
+                      nullptr);
+        Tile::raise_max(count, s_.scores, columns, limits, s_.max + state, shrink);
+        Tile::weigh(count, s_.scores, columns, s_.max + state, shrink, s_.sum + state);
+        Tile::product(count, tokens, s_.scores, kTileTokens, values, s_.output + state * d, d, t_.head_dim,
+                      shrink);
     }
 
     void store_head(int32_t head) {

@@ -10,7 +10,38 @@
 
 #include "kernels/cpu/attention_kernels.h"
 
+#if defined(__clang__)
+#define PARROT_UNROLL _Pragma("unroll")
+#else
+#define PARROT_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace parrot::cpu {
+
+// Rows of a product's right side that lie evenly.
+struct TileRows {
+    const float* first;
+    int64_t stride;
+
+    const float* row(int k, int column) const { return first + k * stride + column; }
+};
+
+// A tile as it lies in the cache: its blocks, and those that come next, which are asked for along the way.
+template <class T>
+struct TileBlocks {
+    const T* now[kTileTokens / kBlockTokens];
+    const T* next[kTileTokens / kBlockTokens];
+    int64_t stride;  // between tokens
+
+    const T* row(int token, int column) const {
+        const int64_t at = token % kBlockTokens * stride + column;
+        const T* ahead = next[token / kBlockTokens] + at;
+        if (column % 64 == 0) {
+            for (int i = 0; i < 64; i += 64 / int(sizeof(T))) __builtin_prefetch(ahead + i, 0, 2);
+        }
+        return now[token / kBlockTokens] + at;
+    }
+};
 
 template <class V>
 struct AttentionTile {
@@ -24,143 +55,187 @@ struct AttentionTile {
 
     // --- products -----------------------------------------------------------------------------------------
 
-    // c[R, N vectors] = a[R, depth] x b[depth, .] (+ c). The accumulators stay in registers.
-    template <int R, int N, bool kAccumulate>
-    static void product_block(int depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
-                              int64_t ldc) {
+    // c[R, N vectors] = a[R, depth] x b[depth, .], plus c times each row's `shrink` if given. The
+    // accumulators stay in registers; loops over them are unrolled early, or GCC keeps a copy of the array in
+    // memory.
+    template <int R, int N, class B>
+    static void product_block(int depth, const float* a, int64_t lda, const B& b, int column, float* c,
+                              int64_t ldc, const float* shrink) {
         Reg acc[R][N];
+        PARROT_UNROLL
         for (int r = 0; r < R; ++r) {
-            for (int n = 0; n < N; ++n) acc[r][n] = kAccumulate ? V::load(c + r * ldc + n * W) : V::zero();
+            PARROT_UNROLL
+            for (int n = 0; n < N; ++n) {
+                acc[r][n] =
+                    shrink == nullptr ? V::zero() : V::mul(V::set1(shrink[r]), V::load(c + r * ldc + n * W));
+            }
         }
         for (int k = 0; k < depth; ++k) {
+            const auto* from = b.row(k, column);
             Reg row[N];
-            for (int n = 0; n < N; ++n) row[n] = V::load(b + k * ldb + n * W);
+            PARROT_UNROLL
+            for (int n = 0; n < N; ++n) row[n] = load(from + n * W);
+            PARROT_UNROLL
             for (int r = 0; r < R; ++r) {
                 const Reg factor = V::set1(a[r * lda + k]);
+                PARROT_UNROLL
                 for (int n = 0; n < N; ++n) acc[r][n] = V::fmadd(factor, row[n], acc[r][n]);
             }
         }
+        PARROT_UNROLL
         for (int r = 0; r < R; ++r) {
+            PARROT_UNROLL
             for (int n = 0; n < N; ++n) V::store(c + r * ldc + n * W, acc[r][n]);
         }
     }
 
-    // Vectors of a block: what registers allow, of the 16 columns that are always there or a multiple.
-    template <int R>
-    static constexpr int vectors() {
-        int n = 16 / W;
-        while (n * 2 * W <= kTileTokens && n * 2 * R <= V::kRegisters) n *= 2;
-        return n;
+    // `columns` is a multiple of 16. A block is as many times 16 columns wide as registers allow.
+    template <int R, class B>
+    static void product_rows(int depth, const float* a, int64_t lda, const B& b, float* c, int64_t ldc,
+                             int columns, const float* shrink) {
+        constexpr int kUnit = 16 / W, kMost = V::kRegisters / (R * kUnit);
+        constexpr int kWide = kMost < 1 ? 1 : kMost > 4 ? 4 : kMost;
+        for (int column = 0; column < columns;) {
+            const int left = (columns - column) / 16, units = left < kWide ? left : kWide;
+            float* to = c + column;
+            if (kWide >= 4 && units == 4) {
+                product_block<R, (kWide >= 4 ? 4 : 1) * kUnit>(depth, a, lda, b, column, to, ldc, shrink);
+            } else if (kWide >= 3 && units == 3) {
+                product_block<R, (kWide >= 3 ? 3 : 1) * kUnit>(depth, a, lda, b, column, to, ldc, shrink);
+            } else if (kWide >= 2 && units == 2) {
+                product_block<R, (kWide >= 2 ? 2 : 1) * kUnit>(depth, a, lda, b, column, to, ldc, shrink);
+            } else {
+                product_block<R, kUnit>(depth, a, lda, b, column, to, ldc, shrink);
+            }
+            column += 16 * units;
+        }
     }
 
-    // `columns` is a multiple of 16.
-    template <int R, bool kAccumulate>
-    static void product_rows(int depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
-                             int64_t ldc, int columns) {
-        constexpr int kWide = vectors<R>(), kNarrow = 16 / W;
-        int column = 0;
-        for (; column + kWide * W <= columns; column += kWide * W) {
-            product_block<R, kWide, kAccumulate>(depth, a, lda, b + column, ldb, c + column, ldc);
-        }
-        for (; column < columns; column += 16) {
-            product_block<R, kNarrow, kAccumulate>(depth, a, lda, b + column, ldb, c + column, ldc);
-        }
-    }
-
-    template <bool kAccumulate>
-    static void product(int rows, int depth, const float* a, int64_t lda, const float* b, int64_t ldb,
-                        float* c, int64_t ldc, int columns) {
+    template <class B>
+    static void product(int rows, int depth, const float* a, int64_t lda, const B& b, float* c, int64_t ldc,
+                        int columns, const float* shrink) {
         static_assert(kMaxTileRows == 6);
         switch (rows) {
             case 1:
-                return product_rows<1, kAccumulate>(depth, a, lda, b, ldb, c, ldc, columns);
+                return product_rows<1>(depth, a, lda, b, c, ldc, columns, shrink);
             case 2:
-                return product_rows<2, kAccumulate>(depth, a, lda, b, ldb, c, ldc, columns);
+                return product_rows<2>(depth, a, lda, b, c, ldc, columns, shrink);
             case 3:
-                return product_rows<3, kAccumulate>(depth, a, lda, b, ldb, c, ldc, columns);
+                return product_rows<3>(depth, a, lda, b, c, ldc, columns, shrink);
             case 4:
-                return product_rows<4, kAccumulate>(depth, a, lda, b, ldb, c, ldc, columns);
+                return product_rows<4>(depth, a, lda, b, c, ldc, columns, shrink);
             case 5:
-                return product_rows<5, kAccumulate>(depth, a, lda, b, ldb, c, ldc, columns);
+                return product_rows<5>(depth, a, lda, b, c, ldc, columns, shrink);
             default:
-                return product_rows<6, kAccumulate>(depth, a, lda, b, ldb, c, ldc, columns);
+                return product_rows<6>(depth, a, lda, b, c, ldc, columns, shrink);
         }
     }
 
     // --- tiles --------------------------------------------------------------------------------------------
 
-    // Writes the 16 rows of a block's keys as columns of `to` [head_dim, 64].
-    static void pack_keys(const float* from, int64_t stride, int head_dim, float* to) {
+    // Writes the 16 rows of a block's keys as columns of `to` [head_dim, 64], and asks for the same of
+    // `next`.
+    static void pack_keys(const float* from, const float* next, int64_t stride, int head_dim, float* to) {
         for (int t = 0; t < kBlockTokens; t += W) {
-            for (int d = 0; d < head_dim; d += W)
-                pack_square(from + t * stride + d, stride, to + d * kTileTokens + t);
+            for (int d = 0; d < head_dim; d += W) {
+                const int64_t at = t * stride + d;
+                pack_square(from + at, next + at, stride, to + d * kTileTokens + t);
+            }
         }
     }
 
     // Pairs of bfloat16 move as one 32-bit lane, which halves the shuffles.
-    static void pack_keys(const uint16_t* from, int64_t stride, int head_dim, float* to) {
+    static void pack_keys(const uint16_t* from, const uint16_t* next, int64_t stride, int head_dim,
+                          float* to) {
         for (int t = 0; t < kBlockTokens; t += W) {
             int d = 0;
             for (; d + 2 * W <= head_dim; d += 2 * W) {
+                const int64_t at = t * stride + d;
                 Reg square[W];
-                for (int i = 0; i < W; ++i) square[i] = V::load_pairs(from + (t + i) * stride + d);
+                PARROT_UNROLL
+                for (int i = 0; i < W; ++i) {
+                    square[i] = V::load_pairs(from + at + i * stride);
+                    prefetch(next + at + i * stride);
+                }
                 V::transpose(square);
+                PARROT_UNROLL
                 for (int i = 0; i < W; ++i) {
                     V::store(to + (d + 2 * i) * kTileTokens + t, V::low_bf16(square[i]));
                     V::store(to + (d + 2 * i + 1) * kTileTokens + t, V::high_bf16(square[i]));
                 }
             }
-            for (; d < head_dim; d += W) pack_square(from + t * stride + d, stride, to + d * kTileTokens + t);
+            for (; d < head_dim; d += W) {
+                const int64_t at = t * stride + d;
+                pack_square(from + at, next + at, stride, to + d * kTileTokens + t);
+            }
         }
     }
 
     template <class T>
-    static void pack_square(const T* from, int64_t stride, float* to) {
+    static void pack_square(const T* from, const T* next, int64_t stride, float* to) {
         Reg square[W];
-        for (int i = 0; i < W; ++i) square[i] = load(from + i * stride);
+        PARROT_UNROLL
+        for (int i = 0; i < W; ++i) {
+            square[i] = load(from + i * stride);
+            prefetch(next + i * stride);
+        }
         V::transpose(square);
+        PARROT_UNROLL
         for (int i = 0; i < W; ++i) V::store(to + i * kTileTokens, square[i]);
     }
 
     template <class T>
-    static void pack_values(const T* from, int64_t stride, int tokens, int head_dim, float* to) {
+    static void pack_values(const TileBlocks<T>& blocks, int tokens, int head_dim, float* to) {
         for (int t = 0; t < tokens; ++t) {
-            for (int d = 0; d < head_dim; d += W)
-                V::store(to + t * head_dim + d, load(from + t * stride + d));
+            for (int d = 0; d < head_dim; d += 16) {
+                const T* from = blocks.row(t, d);
+                PARROT_UNROLL
+                for (int i = 0; i < 16; i += W) V::store(to + t * head_dim + d + i, load(from + i));
+            }
         }
     }
+
+    // Into the L2: the L1 has a tile in it.
+    static void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
 
     // --- softmax ------------------------------------------------------------------------------------------
 
-    // Turns `columns` scores, of which the first `limit` count, into weights; returns what the row's earlier
-    // results shrink by. `max` and `sum` are the row's so far.
-    static float weigh(float* scores, int columns, int limit, float scale, float& max, float& sum) {
-        const Reg factor = V::set1(scale);
-        Reg highest = V::set1(-kInfinity);
-        for (int c = 0; c < columns; c += W) {
-            const Reg scaled = V::keep_first(V::mul(V::load(scores + c), factor), limit - c);
-            V::store(scores + c, scaled);
-            highest = V::max(scaled, highest);
+    // Raises each row's `max` to the highest of its scores, of which the first `limits` count (the others
+    // become -inf), and writes what the row's earlier results shrink by.
+    static void raise_max(int rows, float* scores, int columns, const int* limits, float* max,
+                          float* shrink) {
+        for (int r = 0; r < rows; ++r) {
+            float* row = scores + r * kTileTokens;
+            Reg highest = V::set1(-kInfinity);
+            for (int c = 0; c < columns; c += W) {
+                Reg score = V::load(row + c);
+                if (limits[r] < c + W) {
+                    score = V::keep_first(score, limits[r] - c);
+                    V::store(row + c, score);
+                }
+                highest = V::max(score, highest);
+            }
+            const float before = max[r], tile_max = V::hmax(highest);
+            max[r] = tile_max > before ? tile_max : before;
+            shrink[r] = max[r] == before ? 0 : before - max[r];
         }
-        const float before = max, tile_max = V::hmax(highest);
-        max = tile_max > before ? tile_max : before;
-        const float base = max == -kInfinity ? 0 : max;  // a row that sees nothing yet
-        const Reg negative = V::set1(-base);
-        Reg total = V::zero();
-        for (int c = 0; c < columns; c += W) {
-            const Reg weight = V::exp2(V::add(V::load(scores + c), negative));
-            V::store(scores + c, weight);
-            total = V::add(total, weight);
-        }
-        const float shrink = max == before ? 1 : V::first(V::exp2(V::set1(before - base)));
-        sum = sum * shrink + V::hsum(total);
-        return shrink;
+        for (int r = 0; r < kMaxTileRows; r += W) V::store(shrink + r, V::exp2(V::load(shrink + r)));
     }
 
-    static void shrink_row(float* row, int head_dim, float factor) {
-        if (factor == 1) return;
-        const Reg by = V::set1(factor);
-        for (int d = 0; d < head_dim; d += W) V::store(row + d, V::mul(V::load(row + d), by));
+    // Turns scores into weights, and adds them to the rows' sums.
+    static void weigh(int rows, float* scores, int columns, const float* max, const float* shrink,
+                      float* sum) {
+        for (int r = 0; r < rows; ++r) {
+            float* row = scores + r * kTileTokens;
+            const Reg negative = V::set1(max[r] == -kInfinity ? 0 : -max[r]);  // a row that sees nothing yet
+            Reg total = V::zero();
+            for (int c = 0; c < columns; c += W) {
+                const Reg weight = V::exp2(V::add(V::load(row + c), negative));
+                V::store(row + c, weight);
+                total = V::add(total, weight);
+            }
+            sum[r] = sum[r] * shrink[r] + V::hsum(total);
+        }
     }
 
     static constexpr float kInfinity = __builtin_huge_valf();
