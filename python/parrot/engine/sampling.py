@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._core import argmax_rows
 from ..errors import InvalidRequest
 from ..wire import Sampling
 
@@ -50,9 +51,8 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
 
     Equal logits go to the lowest id.
     """
-    finite = torch.isfinite(logits).all(dim=1).tolist()
-    ids: list[int | None] = list(torch.argmax(logits, dim=1).tolist())
-    random = [i for i, draw in enumerate(draws) if finite[i] and draw.temperature >= GREEDY_BELOW]
+    ids = _greedy(logits)
+    random = [i for i, draw in enumerate(draws) if ids[i] is not None and draw.temperature >= GREEDY_BELOW]
     # Apart, because the order in which ids are laid out decides which one a number hits: a row must not
     # depend on what else is in the batch.
     plain = [i for i in random if draws[i].top_p >= 1]
@@ -62,7 +62,18 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
             drawn = draw_rows(logits[rows], [draws[i] for i in rows])
             for i, token_id in zip(rows, drawn.tolist(), strict=True):
                 ids[i] = token_id
-    return [token_id if ok else None for token_id, ok in zip(ids, finite, strict=True)]
+    return ids
+
+
+def _greedy(logits: Tensor) -> list[int | None]:
+    """The likeliest id of each row; None for a row that is not finite."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        found = np.empty(len(logits), np.int64)
+        argmax_rows(logits.contiguous().numpy(), found)  # one pass; torch needs two and a mask
+        return [token_id if token_id >= 0 else None for token_id in found.tolist()]
+    finite = torch.isfinite(logits).all(dim=1).tolist()
+    likeliest = torch.argmax(logits, dim=1).tolist()
+    return [token_id if ok else None for token_id, ok in zip(likeliest, finite, strict=True)]
 
 
 def _draw_plain(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
