@@ -23,6 +23,7 @@ class StubService:
         self.deleted: list[str] = []
         self.sessions: set[str] = set()
         self.held: set[str] = set()
+        self.values: dict[str, str] = {}  # by "function.output", what is not just that
         self.refusal: ParrotError | None = None
         self.round_trip_s = 0.0
         self.num_waiting = 0
@@ -92,7 +93,9 @@ class StubService:
         for number, call in enumerate(body.calls):
             outputs = {p.name: p.semantic_var_id or "" for p in call.placeholders if p.kind == "output"}
             if call.function not in self.held:
-                self._ends.update((variable, f"{call.function}.{name}") for name, variable in outputs.items())
+                for name, variable in outputs.items():
+                    default = f"{call.function}.{name}"
+                    self._ends[variable] = self.values.get(default, default)
             replies.append(SubmittedCall(request_id=f"r{number}", outputs=outputs))
         reply = SubmitReply(session_id=body.session_id, calls=tuple(replies))
         return httpx.Response(200, text=reply.model_dump_json())

@@ -63,7 +63,7 @@ def test_a_call_goes_from_submit_to_its_value(tiny_model: Path) -> None:
         assert reply.json()["calls"][0]["outputs"] == {"y": "y"}
         get = {"session_id": session, "semantic_var_id": "y", "criteria": "LATENCY"}
         value = (await client.post("/v1/get", json=get)).json()
-        assert value == {"semantic_var_id": "y", "status": "ready", "value": "hi"}
+        assert value == {"semantic_var_id": "y", "status": "ready", "value": "hi", "logprobs": None}
         graph = (await client.get(f"/v1/session/{session}/graph")).json()
         assert graph["calls"][0]["state"] == "done"
         calls = (await client.get("/v1/calls?limit=10")).json()["calls"]

@@ -38,7 +38,7 @@ def encode(text: str) -> np.ndarray:
 
 def call_of(*verbs: Verb) -> EngineCall:
     call = EngineCall(Dispatch(CallId(1), 0, 5, "LATENCY", verbs), received_us=1)
-    call.advance(decode)
+    call.advance(decode, EOS)
     return call
 
 
@@ -56,7 +56,7 @@ def feed(call: EngineCall, *ids: int) -> list[str]:
     for token in ids:
         call.num_computed = len(call.ids)
         assert call.output is not None
-        reasons.append(call.accept(call.output, token, EOS, now_us=7)[1])
+        reasons.append(call.accept(call.output, token, now_us=7)[1])
     return [reason for reason in reasons if reason]
 
 
@@ -111,7 +111,7 @@ def test_a_stop_at_the_border_of_ids_keeps_the_ids_before_it() -> None:
     assert done.text == "bccd"
     assert unpack_ids(done.token_ids).tolist() == [1, 2]
     assert call.num_computed == 3
-    call.advance(decode)
+    call.advance(decode, EOS)
     assert call.ids.view().tolist() == [5, 1, 2, 6]
 
 
@@ -123,7 +123,7 @@ def test_kept_text_that_begins_inside_the_cut_id_is_encoded_anew() -> None:
     assert done.text == "bcc"
     assert unpack_ids(done.token_ids).tolist() == [1, 102]
     assert call.num_computed == 2
-    call.advance(decode)
+    call.advance(decode, EOS)
     assert call.ids.view().tolist() == [5, 1, 102, 6]
 
 
@@ -138,7 +138,7 @@ def test_a_second_generate_computes_the_last_id_again_if_it_was_computed() -> No
     assert call.num_computed == 3
     assert call.output is not None
     call.finish_output(call.output, "stop", encode, now_us=8)
-    call.advance(decode)
+    call.advance(decode, EOS)
     assert (call.num_computed, call.num_remaining) == (2, 1)
 
 
@@ -147,13 +147,11 @@ def test_free_context_frees_others_at_once_and_its_own_at_the_end() -> None:
     call = EngineCall(
         Dispatch(CallId(1), 0, 5, "LATENCY", (FreeContext(other), fill(1), FreeContext(HERE))), received_us=1
     )
-    assert call.advance(decode) == [other]
+    assert call.advance(decode, EOS) == [other]
     assert call.frees_context
 
 
-@pytest.mark.parametrize(
-    "verbs", [(), (generate(0),), (Fill(b"123", HERE),), (fill(1), Fill(b"", ContextId(5)))]
-)
+@pytest.mark.parametrize("verbs", [(), (Fill(b"123", HERE),), (fill(1), Fill(b"", ContextId(5)))])
 def test_programs_that_cannot_run_are_refused(verbs: tuple[Verb, ...]) -> None:
     with pytest.raises(InvalidRequest):
         call_of(*verbs)
@@ -163,4 +161,9 @@ def test_programs_that_cannot_run_are_refused(verbs: tuple[Verb, ...]) -> None:
 def test_ids_outside_the_vocabulary_are_refused_by_value(bad: int) -> None:
     call = EngineCall(Dispatch(CallId(1), 0, 5, "LATENCY", (fill(3, bad),)), received_us=1)
     with pytest.raises(InvalidRequest, match=f"token id {bad} is outside"):
-        call.check_ids(100)
+        call.check(100)
+
+
+def test_sampling_parameters_out_of_range_are_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="max_tokens = 0"):
+        call_of(fill(1), generate(0)).check(100)

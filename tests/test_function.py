@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
 
 import parrot as P
 from frontend_stub import StubService, stub_connection
-from parrot.api import PlaceholderBody
+from parrot.api import PlaceholderBody, SamplingBody
 from parrot.errors import (
     DoubleProducer,
     InvalidRequest,
     TemplateError,
+    TypedOutputFailed,
     UnknownPlaceholder,
-    UnsupportedParameter,
 )
+from parrot.frontend import background
 
 
 @pytest.fixture
@@ -370,30 +371,172 @@ def test_options_for_an_output_that_does_not_exist_are_refused() -> None:
             """{{input:x}} {{output:code}}"""
 
 
-@pytest.mark.parametrize(
-    "option", ["schema", "regex", "choices", "logprobs", "top_k", "min_p", "frequency_penalty"]
-)
-def test_options_of_later_versions_are_refused_by_name(option: str) -> None:
-    for accept in (P.Output, P.function):
-        with pytest.raises(UnsupportedParameter, match=f"{option}= is not supported") as error:
-            accept(**{option: 1})
-        assert error.value.param == option
+class Invoice(BaseModel):
+    customer: str
+    total: int
 
 
-def test_a_typed_result_is_refused_and_not_ignored() -> None:
-    class Invoice(BaseModel):
-        total: int
+def finish(service: StubService, text: str) -> None:
+    """Give the first output of the last call its value."""
+    variable_id = service.calls[-1].placeholders[-1].semantic_var_id or ""
+    background.wait(background.run(service.finish(variable_id, text)))
 
-    def extract(text: str) -> Invoice:
+
+def typed_call(service: StubService, function: Any, text: str) -> P.SemanticVariable:
+    """A call of ``function`` whose output comes as ``text``."""
+    service.held.add(function.__name__)
+    with P.batch():
+        variable: P.SemanticVariable = function("x")
+    finish(service, text)
+    return variable
+
+
+def test_a_return_annotation_types_the_output(service: StubService) -> None:
+    @P.function
+    def extract(text) -> Invoice:
         """{{input:text}} {{output}}"""
 
-    extract.__annotations__["return"] = Invoice
-    with pytest.raises(UnsupportedParameter, match="-> Invoice"):
-        P.function(extract)
+    extract_text = '{"customer": "Ada", "total": 7}'
+    invoice = typed_call(service, extract, extract_text)
+    sampling = placeholders(service)["output"].sampling
+    assert sampling is not None
+    assert sampling.json_schema == Invoice.model_json_schema()
+    assert invoice.get() == Invoice(customer="Ada", total=7)
+    assert invoice.get(raw=True) == extract_text
+    assert P.gather(invoice) == (Invoice(customer="Ada", total=7),)
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("max_tokens", 0), ("temperature", -1), ("top_p", 0), ("stop", [""])]
+    ("schema", "text", "value"),
+    [
+        (Invoice, '{"customer": "Ada", "total": 7}', Invoice(customer="Ada", total=7)),
+        ({"type": "object", "properties": {"a": {"const": None}}}, '{"a": null}', {"a": None}),
+        (list[int], "[1, 2]", [1, 2]),
+        (bool, "true", True),
+        (Literal["yes", "no"], "yes", "yes"),
+    ],
+)
+def test_a_schema_gives_a_value_of_its_type(
+    service: StubService, schema: object, text: str, value: object
+) -> None:
+    function = P.template("{{input:x}} {{output:y}}", outputs={"y": P.Output(schema=schema, max_tokens=50)})
+    assert typed_call(service, function, text).get() == value
+    sampling = placeholders(service)["y"].sampling
+    assert sampling is not None
+    assert sampling.max_tokens == 50
+    assert (sampling.json_schema is None) == (sampling.choices == ("yes", "no"))
+    if isinstance(schema, dict):
+        assert sampling.json_schema == schema
+
+
+def test_text_that_the_type_refuses_is_a_typed_failure_and_can_still_be_read(service: StubService) -> None:
+    function = P.template("{{input:x}} {{output:y}}", outputs=P.Output(schema=Invoice))
+    invoice = typed_call(service, function, '{"customer": "Ada", "total": "much"}')
+    with pytest.raises(TypedOutputFailed, match=r"type Invoice .*total: Input should be a valid integer"):
+        invoice.get()
+    assert "much" in invoice.get(raw=True)
+
+
+def test_an_annotation_that_is_no_type_of_text_is_refused() -> None:
+    with pytest.raises(TypeError, match="no JSON schema can be made of it"):
+
+        @P.function
+        def f(x) -> Iterator[Path]:
+            """{{input:x}} {{output}}"""
+
+    with pytest.raises(TypeError, match="schema="):
+        P.Output(schema=object())
+
+
+def test_an_annotation_types_a_single_output_without_another_constraint() -> None:
+    with pytest.raises(TemplateError, match="-> Invoice types a single output, but the template has a, b"):
+
+        @P.function
+        def two(x) -> Invoice:
+            """{{input:x}} {{output:a}} {{output:b}}"""
+
+    with pytest.raises(InvalidRequest, match=r"-> Invoice and an option of P\.Output"):
+
+        @P.function(outputs=P.Output(regex="a+"))
+        def twice(x) -> Invoice:
+            """{{input:x}} {{output}}"""
+
+
+@pytest.mark.parametrize("annotation", [str, None, Any, P.SemanticVariable, "Unknown"])
+def test_annotations_that_mean_text_change_nothing(service: StubService, annotation: object) -> None:
+    def f(x):
+        """{{input:x}} {{output:y}}"""
+
+    f.__annotations__["return"] = annotation
+    assert P.function(f)("x").get() == "f.y"
+    assert placeholders(service)["y"].sampling is None
+
+
+def test_every_option_of_an_output_reaches_the_service(service: StubService) -> None:
+    options: dict[str, Any] = {
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.05,
+        "presence_penalty": 0.1,
+        "frequency_penalty": -0.2,
+        "repetition_penalty": 1.2,
+        "logit_bias": {7: -5.0},
+        "seed": 3,
+        "stop": ["a", "b"],
+        "stop_token_ids": [5],
+        "ignore_eos": True,
+        "logprobs": 4,
+    }
+    assert set(options) | {"json_schema", "regex", "choices"} == set(SamplingBody.model_fields)
+    P.template("{{input:x}} {{output:y}}", outputs=P.Output(**options))("x").get()
+    sampling = placeholders(service)["y"].sampling
+    assert sampling is not None
+    assert sampling.model_dump(exclude={"json_schema", "regex", "choices"}) == {
+        **options,
+        "stop": ("a", "b"),
+        "stop_token_ids": (5,),
+    }
+    shown = repr(P.Output(temperature=0.5, regex="a+"))
+    assert shown == "Output(temperature=0.5, regex='a+')"
+
+
+def test_unknown_options_are_refused_with_the_nearest() -> None:
+    for accept in (P.Output, P.function):
+        with pytest.raises(TypeError, match="has no option 'outputz'"):
+            accept(outputz=1)
+    with pytest.raises(TypeError, match="did you mean 'logprobs'"):
+        P.Output(logprob=1)
+
+
+def test_logprobs_that_were_not_asked_for_are_an_error_that_says_how(service: StubService) -> None:
+    with pytest.raises(InvalidRequest, match=r"P.Output\(logprobs=0\)") as error:
+        two_outputs("x").answer.logprobs()
+    assert error.value.param == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("temperature", -1),
+        ("top_p", 0),
+        ("top_k", -2),
+        ("min_p", 1.5),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("logit_bias", {-1: 2.0}),
+        ("logit_bias", {5: 101.0}),
+        ("stop", [""]),
+        ("stop_token_ids", [-1]),
+        ("logprobs", 21),
+        ("regex", ""),
+        ("choices", []),
+    ],
 )
 def test_a_sampling_option_out_of_range_is_named(option: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=f"P.Output: {option}"):
@@ -421,8 +564,11 @@ def test_the_guide_runs_as_written(service: StubService) -> None:
     guide = Path(__file__).parents[1].joinpath("docs", "frontend.md").read_text()
     snippets = re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
     assert len(snippets) > 7
+    service.values["extract.output"] = '{"customer": "Ada", "total": 7}'
     exec(compile("\n".join(snippets), "docs/frontend.md", "exec"), {"print": str})
-    assert {"write_code", "write_tests", "think", "shorten"} <= {call.function for call in service.calls}
+    assert {"write_code", "write_tests", "think", "shorten", "extract"} <= {
+        call.function for call in service.calls
+    }
 
 
 def test_map_submits_all_calls_together(service: StubService) -> None:

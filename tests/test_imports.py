@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python" / "parrot"
-SHARED = {"wire", "config", "errors", "template", "api", "tokenizer", "models", "_core"}  # manager and engine
+# manager and engine
+SHARED = {"wire", "config", "errors", "template", "api", "tokenizer", "models", "grammars", "_core"}
 
 # layer -> the other parts of the package that it may import
 ALLOWED = {
@@ -26,6 +27,7 @@ ALLOWED = {
     "errors": set(),
     "template": {"errors"},
     "wire": {"errors"},
+    "grammars": {"errors", "wire"},
     "models": {"config", "errors", "gguf_model", "tokenizer"},
     "gguf_model": {"errors", "tokenizer"},
     "timeline": {"api"},

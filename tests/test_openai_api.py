@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
 from manager_harness import Manager, running_manager, serving, until
 from parrot import wire
 
+IMPOSSIBLE = {"type": "string", "minLength": 5, "maxLength": 2}
 Scenario = Callable[[Manager, openai.AsyncOpenAI, str], Awaitable[None]]
 HELLO: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 
@@ -125,12 +127,29 @@ def test_message_contents_are_literal_text(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 2}, "n"),
-        ({"logprobs": True}, "logprobs"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"extra_body": {"best_of": 2}}, "best_of"),
         ({"extra_body": {"logprobs": 0}}, "logprobs"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"presence_penalty": -3}, "presence_penalty"),
+        ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty"),
+        ({"extra_body": {"top_k": -2}}, "top_k"),
+        ({"extra_body": {"min_p": 2}}, "min_p"),
+        ({"extra_body": {"min_tokens": 9}, "max_tokens": 8}, "min_tokens"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"3": 101}}, None),
+        ({"extra_body": {"stop_token_ids": [999999]}}, "stop_token_ids"),
+        ({"extra_body": {"stop_token_ids": [-1]}}, None),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, None),
+        ({"response_format": {"type": "json_object"}, "stop": ["x"]}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": IMPOSSIBLE}}},
+            "response_format",
+        ),
         ({"extra_body": {"best_of_three": 1}}, "best_of_three"),
         ({"temperature": -1}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -226,5 +245,162 @@ def test_a_big_legal_prompt_does_not_delay_health(tiny_model: Path) -> None:
                 slowest = max(slowest, asyncio.get_running_loop().time() - started)
         request.cancel()
         assert slowest < 0.5
+
+    run(tiny_model, scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_impossible_schema_is_refused_before_a_stream_begins(tiny_model: Path, stream: bool) -> None:
+    async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
+        format_: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": IMPOSSIBLE}}
+        with pytest.raises(openai.BadRequestError, match="minLength") as caught:
+            await client.chat.completions.create(
+                model=model, messages=HELLO, response_format=format_, stream=stream
+            )
+        assert caught.value.param == "response_format"
+        manager.check_at_rest()
+
+    run(tiny_model, scenario)
+
+
+def test_prompt_logprobs_are_refused_with_what_to_do(tiny_model: Path) -> None:
+    async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
+        with pytest.raises(openai.BadRequestError, match="ask without echo") as caught:
+            await client.completions.create(model=model, prompt="Hi", echo=True, logprobs=1)
+        assert caught.value.param == "echo"
+
+    run(tiny_model, scenario)
+
+
+def test_every_sampling_parameter_reaches_the_engine(tiny_model: Path) -> None:
+    async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
+        engine = await manager.add_engine(reply)
+        await client.chat.completions.create(
+            model=model,
+            messages=HELLO,
+            max_tokens=9,
+            temperature=0.5,
+            top_p=0.9,
+            presence_penalty=0.1,
+            frequency_penalty=0.2,
+            logit_bias={"7": -5, "9": 4},
+            seed=12,
+            stop="\n",
+            logprobs=True,
+            top_logprobs=3,
+            extra_body={
+                "top_k": 40,
+                "min_p": 0.05,
+                "repetition_penalty": 1.2,
+                "stop_token_ids": [5, 6],
+                "min_tokens": 2,
+                "ignore_eos": True,
+            },
+        )
+        generate = engine.dispatches[0].verbs[1]
+        assert isinstance(generate, wire.Generate)
+        assert generate.sampling == wire.Sampling(
+            max_tokens=9,
+            temperature=0.5,
+            top_p=0.9,
+            top_k=40,
+            min_p=0.05,
+            presence_penalty=0.1,
+            frequency_penalty=0.2,
+            repetition_penalty=1.2,
+            logit_bias=((7, -5.0), (9, 4.0)),
+            seed=12,
+            stop=("\n",),
+            stop_token_ids=(5, 6),
+            min_tokens=2,
+            ignore_eos=True,
+            logprobs=3,
+        )
+
+    run(tiny_model, scenario)
+
+
+def test_n_answers_have_consecutive_seeds_and_their_prompt_counts_once(tiny_model: Path) -> None:
+    async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
+        engine = await manager.add_engine(reply)
+        one = await client.chat.completions.create(model=model, messages=HELLO)
+        three = await client.chat.completions.create(model=model, messages=HELLO, n=3, seed=5)
+        assert [choice.index for choice in three.choices] == [0, 1, 2]
+        assert all(choice.message.content == "Hi there" for choice in three.choices)
+        assert one.usage is not None
+        assert three.usage is not None
+        assert three.usage.prompt_tokens == one.usage.prompt_tokens
+        assert three.usage.completion_tokens == 3 * one.usage.completion_tokens
+        seeds = [dispatch.verbs[1].sampling.seed for dispatch in engine.dispatches[1:]]  # type: ignore[union-attr]
+        assert seeds == [5, 6, 7]
+        stream = await client.chat.completions.create(
+            model=model, messages=HELLO, n=3, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert (chunks[-1].choices, chunks[-1].usage is not None) == ([], True)
+        for index in range(3):
+            mine = [chunk.choices[0] for chunk in chunks[:-1] if chunk.choices[0].index == index]
+            assert "".join(choice.delta.content or "" for choice in mine) == "Hi there"
+            assert [choice.finish_reason for choice in mine if choice.finish_reason] == ["stop"]
+        await until(lambda: manager.executor.dispatcher.num_busy == 0)
+        manager.check_at_rest()
+
+    run(tiny_model, scenario)
+
+
+def test_a_client_that_leaves_stops_all_its_answers(tiny_model: Path) -> None:
+    async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
+        engine = await manager.add_engine(held=True)
+        request = asyncio.create_task(client.chat.completions.create(model=model, messages=HELLO, n=2))
+        await until(lambda: len(engine.dispatches) == 2)
+        request.cancel()
+        wanted = {dispatch.call_id for dispatch in engine.dispatches}
+
+        def aborted() -> set[int]:
+            return {
+                i for message in engine.other if isinstance(message, wire.Abort) for i in message.call_ids
+            }
+
+        await until(lambda: aborted() == wanted, timeout_s=1.0)
+        manager.check_at_rest()
+
+    run(tiny_model, scenario)
+
+
+def some_logprobs(ids: list[int]) -> wire.Logprobs:
+    """Each id with -0.5 and, as the two best, itself and its successor."""
+    values = np.array([-0.5] * len(ids), dtype="<f4").tobytes()
+    top = [other for token in ids for other in (token, token + 1)]
+    top_values = np.array([-0.5, -1.5] * len(ids), dtype="<f4").tobytes()
+    return wire.Logprobs(2, wire.pack_ids(ids), values, wire.pack_ids(top), top_values)
+
+
+def test_streamed_logprobs_come_once_each_also_when_the_engine_is_lost(tiny_model: Path) -> None:
+    async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
+        first = await manager.add_engine(held=True)
+        ids = [int(token) for token in manager.tokenizer.encode("Hi there")]
+        stream = await client.chat.completions.create(
+            model=model, messages=HELLO, stream=True, logprobs=True, top_logprobs=2
+        )
+        await until(lambda: len(first.dispatches) == 1)
+        head = some_logprobs(ids[:2])
+        text = manager.tokenizer.decode(ids[:2])
+        await first.send(wire.Chunk(first.dispatches[0].call_id, 1, text, head))
+        await first.die()
+        second = await manager.add_engine(held=True, name="engine-1")
+        await until(lambda: len(second.dispatches) == 1)
+        call_id = second.dispatches[0].call_id
+        timing = wire.Timing(1, 1, 1, 1)
+        done = wire.GenerateDone(
+            call_id, 1, "Hi there", wire.pack_ids(ids), len(ids), "stop", timing, some_logprobs(ids)
+        )
+        await second.send(done, wire.CallDone(call_id, wire.ContextId(1), 9))
+        entries = []
+        async for chunk in stream:
+            if chunk.choices[0].logprobs is not None:
+                entries += chunk.choices[0].logprobs.content or []
+        assert b"".join(bytes(entry.bytes or []) for entry in entries) == b"Hi there"
+        assert [len(entry.top_logprobs) for entry in entries] == [2] * len(ids)
+        assert {entry.logprob for entry in entries} == {-0.5}
 
     run(tiny_model, scenario)

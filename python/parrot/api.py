@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 # Any constraint makes pydantic refuse half surrogate pairs, which JSON can carry and UTF-8 cannot.
 Text = Annotated[str, Field(min_length=0)]
@@ -25,15 +25,58 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+Choice = Annotated[str, Field(min_length=1, max_length=4096)]
+MAX_LOGPROBS = 20
+MAX_GRAMMAR_CHARS = 256 * 1024
+
+
 class SamplingBody(Body):
-    """How one output is decoded, in OpenAI's words. ``max_tokens`` None: the service's default."""
+    """How one output is decoded, in OpenAI's and vLLM's words (docs/sampling.md). ``max_tokens`` None: the
+    service's default. At most one of ``schema`` (JSON that is valid under it), ``regex`` (the whole
+    text matches) and ``choices`` (the text is one of them) constrains the text."""
+
+    model_config = ConfigDict(populate_by_name=True)
 
     max_tokens: int | None = Field(default=None, ge=1, le=2**20)
     temperature: float = Field(default=0.0, ge=0.0, le=10.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=-1, lt=2**31)  # 0 and -1: off
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=10.0)
+    logit_bias: dict[TokenId, Bias] = Field(default_factory=dict, max_length=1024)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=16)
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=128)
+    min_tokens: int = Field(default=0, ge=0, le=2**20)
     ignore_eos: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)  # alternatives beside each id's own
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    regex: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)] | None = None
+    choices: Annotated[tuple[Choice, ...], Field(min_length=1, max_length=4096)] | None = None
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _not_above_max_tokens(cls, value: int, info: ValidationInfo) -> int:
+        max_tokens = info.data.get("max_tokens")
+        if max_tokens is not None and value > max_tokens:
+            raise ValueError(f"it is above max_tokens = {max_tokens}; lower it")
+        return value
+
+    @field_validator("json_schema", "regex", "choices")
+    @classmethod
+    def _alone(cls, value: Any, info: ValidationInfo) -> Any:
+        """A constraint says itself where the text ends, so nothing else may cut it or go on after it."""
+        if value is None:
+            return value
+        for name in ("json_schema", "regex", "stop", "stop_token_ids", "min_tokens", "ignore_eos"):
+            if info.data.get(name):
+                shown = "schema" if name == "json_schema" else name
+                raise ValueError(f"it cannot be combined with {shown}; leave one of them out")
+        return value
 
 
 class Strip(Body):
@@ -199,12 +242,29 @@ class GetBody(Body):
     timeout_ms: int | None = Field(default=None, ge=0, le=86_400_000)
 
 
+class IdLogprob(Body):
+    """An id, its text (bytes that are no whole character as U+FFFD), and its log-probability."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+class TokenLogprobs(IdLogprob):
+    """A generated id, and the likeliest ids in its place, likeliest first. The probabilities are the
+    model's own, before any sampling parameter."""
+
+    top: tuple[IdLogprob, ...] = ()
+
+
 class GetReply(Body):
-    """The value, or ``pending`` when the time ran out first. A failed variable is an HTTP error instead."""
+    """The value, or ``pending`` when the time ran out first. A failed variable is an HTTP error instead.
+    ``logprobs`` has what the engine generated, before transforms, if the output asked for it."""
 
     semantic_var_id: str
     status: Literal["ready", "pending"]
     value: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class SetBody(Body):

@@ -168,6 +168,13 @@ class TransformFailed(ExecutionError):
     http_status = 422
 
 
+class TypedOutputFailed(ExecutionError):
+    """A typed output has no value of its type: it was cut by max_tokens, or its type refused it."""
+
+    code = "typed_output_failed"
+    http_status = 422
+
+
 class UpstreamFailed(ExecutionError):
     """A call never ran because a value it needs failed; ``causes`` has that failure."""
 

@@ -45,8 +45,20 @@ def unpack_ids(data: bytes) -> Ids:
     return np.frombuffer(data, dtype="<i4")
 
 
+class Grammar(msgspec.Struct, frozen=True):
+    """What the text of an output must be. ``source`` is a JSON schema as text, a regular expression that the
+    whole text matches, or a JSON list of the texts to choose from."""
+
+    kind: Literal["schema", "regex", "choices"]
+    source: str
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one output is decoded. ``temperature`` 0 is greedy; ``stop`` strings end the output and are cut."""
+    """How one output is decoded; docs/sampling.md defines each parameter and their order.
+
+    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. ``stop`` strings and
+    ``stop_token_ids`` end the output and are cut. ``logprobs``: None for none, else how many alternatives
+    go with each id's own."""
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -54,6 +66,16 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 class Fill(msgspec.Struct, frozen=True, tag=True):
@@ -213,12 +235,25 @@ class FillDone(msgspec.Struct, frozen=True, tag=True):
     cached_tokens: int  # of which found in the cache
 
 
+class Logprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of n generated ids and of the ``num_top`` likeliest ids at each place, likeliest
+    first: those of the model itself, before any sampling parameter. Little-endian int32 and float32."""
+
+    num_top: int
+    token_ids: bytes  # [n]
+    values: bytes  # [n]
+    top_ids: bytes  # [n, num_top]
+    top_values: bytes  # [n, num_top]
+
+
 class Chunk(msgspec.Struct, frozen=True, tag=True):
-    """Text that became final in this step, for calls dispatched with ``stream``."""
+    """Text that became final in this step, for calls dispatched with ``stream``; ``logprobs`` has the ids
+    that are whole in the text with it."""
 
     call_id: CallId
     verb: int
     text: str
+    logprobs: Logprobs | None = None
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -232,7 +267,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 class GenerateDone(msgspec.Struct, frozen=True, tag=True):
     """Reply to a Generate: the whole text (stop string and end-of-sequence cut) and the ids that stay in
-    the context."""
+    the context. ``logprobs``, if asked for, has the ids that are whole in the text."""
 
     call_id: CallId
     verb: int
@@ -241,6 +276,7 @@ class GenerateDone(msgspec.Struct, frozen=True, tag=True):
     num_generated: int  # tokens sampled, the cut ones included
     finish_reason: FinishReason
     timing: Timing
+    logprobs: Logprobs | None = None
 
 
 class CallDone(msgspec.Struct, frozen=True, tag=True):

@@ -17,7 +17,9 @@ from ..wire import (
     FinishReason,
     Generate,
     GenerateDone,
+    Grammar,
     Ids,
+    Logprobs,
     Sampling,
     Timing,
     WireError,
@@ -25,7 +27,8 @@ from ..wire import (
     unpack_ids,
 )
 from .detokenizer import Decode, OutputText
-from .sampling import Draw, check_sampling, choose_seed
+from .grammar import Matcher
+from .sampling import OutputState, check_sampling
 
 Encode = Callable[[str], Ids]
 _CONTEXT_IDS = 8  # ids before an output that its decoder may look at
@@ -73,18 +76,36 @@ class FillSpan:
 class Output:
     """One Generate while it runs. Its ids are those of the context from ``start`` on."""
 
-    def __init__(self, verb: int, sampling: Sampling, start: int, text: OutputText) -> None:
+    def __init__(
+        self, verb: int, sampling: Sampling, context: Ids, decode: Decode, eos_ids: frozenset[int]
+    ) -> None:
+        """``context`` are the ids before the output."""
         self.verb = verb
         self.sampling = sampling
-        self.start = start
-        self.text = text
+        self.start = len(context)
         self.num_generated = 0
         self.first_token_us = 0
-        self._seed = choose_seed(sampling)
+        self.matcher: Matcher | None = None
+        end_ids = frozenset(sampling.stop_token_ids)
+        self.end_ids = end_ids if sampling.ignore_eos else end_ids | eos_ids
+        self.text = OutputText(
+            decode,
+            sampling.stop,
+            context[-_CONTEXT_IDS:].tolist(),
+            num_unstoppable=sampling.min_tokens,
+        )
+        self.state = OutputState(
+            sampling, self.start, context, self.end_ids, constrained=sampling.grammar is not None
+        )
+        self._num_logged = 0  # logprobs that take_logprobs() has given
 
-    def draw(self, position: int) -> Draw:
-        """How the id at ``position`` of the context is to be sampled."""
-        return Draw(self.sampling.temperature, self.sampling.top_p, self._seed, position)
+    def take_logprobs(self) -> Logprobs | None:
+        """Log-probabilities, if asked for, of the ids that are whole in the final text and were not taken
+        before."""
+        if self.state.log is None:
+            return None
+        start, self._num_logged = self._num_logged, self.text.num_final
+        return self.state.log.pack(start, self._num_logged)
 
 
 class EngineCall:
@@ -111,11 +132,10 @@ class EngineCall:
         self._verbs = dispatch.verbs
         self._cursor = 0
         self._fill_ids = {i: _fill_ids(v) for i, v in enumerate(self._verbs) if isinstance(v, Fill)}
-        samplings = [v.sampling for v in self._verbs if isinstance(v, Generate)]
-        for sampling in samplings:
-            check_sampling(sampling)
+        self._samplings = {i: v.sampling for i, v in enumerate(self._verbs) if isinstance(v, Generate)}
+        self.matchers: dict[int, Matcher] = {}  # of constrained outputs, by verb; there before advance()
         self.num_fill_ids = sum(map(len, self._fill_ids.values()))
-        self.max_generated = sum(sampling.max_tokens for sampling in samplings)
+        self.max_generated = sum(sampling.max_tokens for sampling in self._samplings.values())
         self.ids = IdBuffer(self.num_fill_ids + min(self.max_generated, 4096))
 
     @property
@@ -128,8 +148,19 @@ class EngineCall:
         """Every verb has been replied to. A last generated id may never be computed."""
         return self._cursor == len(self._verbs) and self.output is None and not self.fills
 
-    def check_ids(self, vocab_size: int) -> None:
-        """Raise :class:`InvalidRequest` for an id outside the vocabulary."""
+    @property
+    def grammars(self) -> dict[int, Grammar]:
+        """What the texts of constrained outputs must be, by verb."""
+        return {verb: s.grammar for verb, s in self._samplings.items() if s.grammar is not None}
+
+    def logprobs_of(self, verb: int) -> int | None:
+        """How many alternatives per id that Generate asked for; None: no log-probabilities."""
+        return self._samplings[verb].logprobs
+
+    def check(self, vocab_size: int) -> None:
+        """Raise :class:`InvalidRequest` for an id outside the vocabulary or a bad sampling parameter."""
+        for sampling in self._samplings.values():
+            check_sampling(sampling, vocab_size)
         for verb, ids in self._fill_ids.items():
             outside = ids[(ids < 0) | (ids >= vocab_size)]
             if len(outside):
@@ -138,11 +169,11 @@ class EngineCall:
                     param="token_ids",
                 )
 
-    def advance(self, decode: Decode) -> list[ContextId]:
+    def advance(self, decode: Decode, eos_ids: frozenset[int] = frozenset()) -> list[ContextId]:
         """Enter the verbs up to the next Generate or the end. Returns other contexts to be freed.
 
-        A Generate needs the logits of the last id: where that is computed already, ``num_computed`` goes back
-        by one.
+        Ids with which a grammar must begin become part of the context at once. A Generate needs the logits
+        of the last id: where that is computed already, ``num_computed`` goes back by one.
         """
         freed: list[ContextId] = []
         while self.output is None and self._cursor < len(self._verbs):
@@ -152,9 +183,8 @@ class EngineCall:
                 self.ids.extend(self._fill_ids.pop(self._cursor))
                 self.fills.append(FillSpan(self._cursor, start, len(self.ids)))
             elif isinstance(verb, Generate):
-                context = self.ids.view(max(0, len(self.ids) - _CONTEXT_IDS)).tolist()
-                text = OutputText(decode, verb.sampling.stop, context)
-                self.output = Output(self._cursor, verb.sampling, len(self.ids), text)
+                self.output = Output(self._cursor, verb.sampling, self.ids.view(), decode, eos_ids)
+                self._begin(self.output)
             elif verb.context_id == self.context_id:
                 self.frees_context = True
             else:
@@ -180,23 +210,51 @@ class EngineCall:
             done.append(FillDone(self.call_id, fill.verb, fill.end - fill.start, fill.cached))
         return done
 
-    def accept(
-        self, output: Output, token_id: int, eos_ids: frozenset[int], now_us: int
-    ) -> tuple[str, FinishReason | None]:
-        """Take a sampled id into the running Generate: the text that became final, and why it ends if it
-        does. An end-of-sequence id is not kept."""
+    def _begin(self, output: Output) -> None:
+        output.matcher = self.matchers.pop(output.verb, None)
+        if output.matcher is not None and len(self.ids):
+            self._append_forced(output, output.matcher.begin(output.sampling.max_tokens))
+
+    def _append_forced(self, output: Output, ids: Sequence[int]) -> None:
+        for token_id in ids:
+            self._append(output, token_id)
+        output.state.add_forced(ids)
+
+    def _append(self, output: Output, token_id: int) -> None:
         output.num_generated += 1
-        output.first_token_us = output.first_token_us or now_us
-        if token_id in eos_ids and not output.sampling.ignore_eos:
-            return output.text.finish(), "stop"
         self.ids.extend((token_id,))
-        text = output.text.push(token_id)
-        if output.text.stopped:
-            return text, "stop"
-        if output.num_generated < output.sampling.max_tokens:
-            return text, None
-        text += output.text.finish()
-        return text, "stop" if output.text.stopped else "length"
+        output.text.push(token_id)
+
+    def accept(self, output: Output, token_id: int, now_us: int) -> tuple[str, FinishReason | None]:
+        """Take a sampled id, and those that a grammar lets follow without a choice, into the running
+        Generate: the text that became final, and why it ends if it does. An id that ends it is not kept.
+
+        Raises :class:`InvalidRequest` if the grammar turns out to be too complex to follow."""
+        output.first_token_us = output.first_token_us or now_us
+        reason: FinishReason | None = None
+        if token_id in output.end_ids:
+            output.num_generated += 1
+            if output.matcher is not None:
+                output.matcher.check()
+            reason = "stop"
+        else:
+            self._append(output, token_id)
+            is_complete = output.matcher is not None and self._follow(output, output.matcher, token_id)
+            if is_complete or output.text.stopped:
+                reason = "stop"
+            elif output.num_generated >= output.sampling.max_tokens:
+                reason = "length"
+        if reason is not None and not output.text.stopped:
+            output.text.finish()
+            reason = "stop" if output.text.stopped else reason
+        return output.text.take(), reason
+
+    def _follow(self, output: Output, matcher: Matcher, token_id: int) -> bool:
+        """Append the ids that a grammar lets follow without a choice; whether the text is complete then."""
+        forced = matcher.accept(token_id)
+        room = output.sampling.max_tokens - output.num_generated
+        self._append_forced(output, forced[:room])
+        return matcher.finished and len(forced) <= room
 
     def finish_output(
         self, output: Output, reason: FinishReason, encode: Encode, now_us: int
@@ -219,6 +277,7 @@ class EngineCall:
             num_generated=output.num_generated,
             finish_reason=reason,
             timing=Timing(self.received_us, self.admitted_us, output.first_token_us, now_us),
+            logprobs=None if output.state.log is None else output.state.log.pack(0, output.text.num_final),
         )
 
 

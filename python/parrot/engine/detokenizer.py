@@ -60,6 +60,8 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """The text that can go out now. Sets ``matched`` once a stop is found; the stop does not go out."""
+        if not self._stops:
+            return text
         self._held += text
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
@@ -87,14 +89,21 @@ class StopMatcher:
 class OutputText:
     """The text of one Generate, with the end that each of its ids has in it."""
 
-    def __init__(self, decode: Decode, stops: Sequence[str], context: Sequence[int] = ()) -> None:
+    def __init__(
+        self, decode: Decode, stops: Sequence[str], context: Sequence[int] = (), *, num_unstoppable: int = 0
+    ) -> None:
+        """Text of the first ``num_unstoppable`` ids is no part of a stop string."""
         self._stream = TextStream(decode, context)
         self._matcher = StopMatcher(stops)
+        self._num_unstoppable = num_unstoppable
+        self._num_ids = 0
         self._raw: list[str] = []  # decoded text, stops not cut
         self._raw_len = 0
         self._ends: list[int] = []  # per id, the length of the raw text that needs it; ascending
         self._num_open = 0  # ids pushed since text last became final
         self._final: list[str] = []
+        self._final_len = 0
+        self._num_taken = 0  # pieces of _final that take() has given
 
     @property
     def stopped(self) -> bool:
@@ -106,8 +115,20 @@ class OutputText:
         """All text that became final so far."""
         return "".join(self._final)
 
+    @property
+    def num_final(self) -> int:
+        """Number of ids that are whole in the final text."""
+        return bisect_right(self._ends, self._final_len)
+
+    def take(self) -> str:
+        """Final text that was not taken before."""
+        taken = "".join(self._final[self._num_taken :])
+        self._num_taken = len(self._final)
+        return taken
+
     def push(self, token_id: int) -> str:
         """Add a generated id; return the text that became final."""
+        self._num_ids += 1
         self._num_open += 1
         return self._add(self._stream.push(token_id))
 
@@ -116,14 +137,15 @@ class OutputText:
         rest = self._add(self._stream.flush())
         if not self.stopped:
             rest += self._keep(self._matcher.flush())
+            self._ends.extend([self._raw_len] * self._num_open)  # ids that have no text
+            self._num_open = 0
         return rest
 
     def cut(self) -> tuple[int, str]:
         """(number of ids wholly before the stop, kept text that begins inside the next id)."""
-        kept_len = sum(map(len, self._final))
-        num_whole = bisect_right(self._ends, kept_len)
+        num_whole = self.num_final
         whole_len = self._ends[num_whole - 1] if num_whole else 0
-        return num_whole, "".join(self._raw)[whole_len:kept_len]
+        return num_whole, "".join(self._raw)[whole_len : self._final_len]
 
     def _add(self, text: str) -> str:
         if not text or self.stopped:
@@ -133,9 +155,10 @@ class OutputText:
         # An id inside a character is whole only when the character is.
         self._ends.extend([self._raw_len] * self._num_open)
         self._num_open = 0
-        return self._keep(self._matcher.push(text))
+        return self._keep(self._matcher.push(text) if self._num_ids > self._num_unstoppable else text)
 
     def _keep(self, text: str) -> str:
         if text:
             self._final.append(text)
+            self._final_len += len(text)
         return text

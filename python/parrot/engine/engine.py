@@ -31,8 +31,10 @@ from ..wire import (
 from .admission import WaitingQueue, check_fits, num_blocks_for, too_long
 from .batch import BLOCK_SIZE
 from .call import EngineCall, Output
+from .compiling import CompileQueue
+from .grammar import Grammars, unpack_masks
 from .runner import ModelRunner, Reservation, Work, reserve
-from .sampling import sample
+from .sampling import Sampler
 from .stats import Counters, now_us
 from .uses import PendingUses
 
@@ -53,6 +55,9 @@ class Engine:
         self._encoder = PromptEncoder(tokenizer)
         self._max_batch_size = max_batch_size
         self._max_batch_tokens = max_batch_tokens
+        self._grammars = Grammars(tokenizer, self._config.vocab_size)
+        self._compiling = CompileQueue(self._grammars)
+        self._sampler = Sampler()
         self._waiting = WaitingQueue(self.tree)
         self._running: list[EngineCall] = []  # in order of application arrival
         self._live: dict[CallId, EngineCall] = {}
@@ -77,14 +82,19 @@ class Engine:
         try:
             call = EngineCall(dispatch, now_us())
             self._check_new(call)
+            call.check(self._config.vocab_size)
             check_fits(call, self._config.max_positions, self._runner.num_blocks)
-            call.check_ids(self._config.vocab_size)
-            self.free_contexts(call.advance(self._tokenizer.decode))
-            _check_not_empty(call)
+            self._live[call.call_id] = call
+            if not self._compiling.add(call):
+                self._enter(call)
         except ParrotError as error:
+            self._live.pop(dispatch.call_id, None)
             self._replies.append(CallFailed(dispatch.call_id, error.to_info()))
-            return
-        self._live[call.call_id] = call
+
+    def _enter(self, call: EngineCall) -> None:
+        """The call can run as soon as there is room."""
+        self.free_contexts(call.advance(self._tokenizer.decode, self._tokenizer.eos_ids))
+        _check_not_empty(call)
         self._waiting.add(call)
 
     def abort(self, call_ids: Iterable[CallId]) -> None:
@@ -135,9 +145,12 @@ class Engine:
     def step(self) -> list[Reply]:
         """One iteration; all replies since the last one, in order."""
         if self._live:
+            if not self._running and not len(self._waiting):
+                self._compiling.wait()
             started_us = now_us()
             try:
                 self.counters.hinted_contexts += self.uses.apply(self.tree, self._cached)
+                self._enter_compiled()
                 self._admit()
                 work, reservation = self._build()
                 if reservation is not None:
@@ -151,6 +164,18 @@ class Engine:
             self.counters.busy_us += now_us() - started_us
         replies, self._replies = self._replies, []
         return replies
+
+    def _enter_compiled(self) -> None:
+        """Calls whose grammars are compiled now, or cannot be."""
+        for call, error in self._compiling.take_done():
+            if self._live.get(call.call_id) is not call:
+                continue  # aborted meanwhile
+            try:
+                if error is not None:
+                    raise error
+                self._enter(call)
+            except ParrotError as refusal:
+                self._fail(call, refusal)
 
     def _admit(self) -> None:
         room = self._max_batch_size - len(self._running)
@@ -189,10 +214,7 @@ class Engine:
         """Forward, sample, commit; a failure of the model ends the calls of this step and no others."""
         outputs = [w.call.output if w.wants_logits else None for w in work]
         try:
-            logits = self._runner.forward(self.tree, reservation, [output is not None for output in outputs])
-            pairs = zip(work, outputs, strict=True)
-            draws = [output.draw(len(w.call.ids)) for w, output in pairs if output is not None]
-            sampled = iter(sample(logits, draws))
+            sampled = iter(self._sample(work, outputs, reservation))
         except Exception as error:
             log.exception("a step of %d calls failed", len(work))
             self.tree.rollback(reservation.context_ids)
@@ -207,13 +229,35 @@ class Engine:
             if output is not None:
                 self._accept(w.call, output, next(sampled))
 
+    def _sample(
+        self, work: Sequence[Work], outputs: Sequence[Output | None], reservation: Reservation
+    ) -> list[int | None]:
+        """Run the model, with the masks of grammars computed beside it, and choose an id per output."""
+        sampling = [(w.call, output) for w, output in zip(work, outputs, strict=True) if output is not None]
+        matchers = [output.matcher for _, output in sampling if output.matcher is not None]
+        masks = self._grammars.start_masks(matchers) if matchers else None
+        try:
+            logits = self._runner.forward(self.tree, reservation, [output is not None for output in outputs])
+        finally:
+            allowed = None if masks is None else masks.result()
+        return self._sampler.sample(
+            logits,
+            [output.state for _, output in sampling],
+            [len(call.ids) for call, _ in sampling],
+            None if allowed is None else unpack_masks(allowed, logits.shape[1], logits.device),
+        )
+
     def _accept(self, call: EngineCall, output: Output, token_id: int | None) -> None:
         if token_id is None:
             self._fail(call, EngineError("the model gave logits that are not finite numbers"))
             return
-        text, reason = call.accept(output, token_id, self._tokenizer.eos_ids, now_us())
+        try:
+            text, reason = call.accept(output, token_id, now_us())
+        except InvalidRequest as error:
+            self._fail(call, error)
+            return
         if text and call.stream:
-            self._replies.append(Chunk(call.call_id, output.verb, text))
+            self._replies.append(Chunk(call.call_id, output.verb, text, output.take_logprobs()))
         if reason is not None:
             self._end_output(call, output, reason)
 
@@ -221,7 +265,7 @@ class Engine:
         """Reply to a Generate and enter the next verbs; the context is cut to the ids that stay."""
         num_computed = call.num_computed
         self._replies.append(call.finish_output(output, reason, self._encode_rest, now_us()))
-        self.free_contexts(call.advance(self._tokenizer.decode))
+        self.free_contexts(call.advance(self._tokenizer.decode, self._tokenizer.eos_ids))
         if call.num_computed < num_computed:
             self.tree.truncate(call.context_id, call.num_computed)
         try:

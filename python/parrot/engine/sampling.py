@@ -1,12 +1,11 @@
-"""Choosing the next id from logits: greedy, temperature and top-p, with a seed per output.
+"""Choosing the next id of every running output from one batch of logits (docs/sampling.md).
 
-The random number of a draw depends on (seed, position in the context) alone, so that a seeded output is the
-same whether the call runs by itself, in a batch, or again after a preemption.
+Everything is done on the logits' device, for all rows of a kind together. A row's id depends on its own
+logits, parameters, seed and position alone: it is the same by itself, in any batch, and after a preemption.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,103 +13,256 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._core import argmax_rows
 from ..errors import InvalidRequest
-from ..wire import Sampling
+from ..wire import Ids, Sampling
+from .logprobs import LogprobLog, log_batch
+from .randomness import fresh_seed, uniform
+from .truncation import likeliest
 
 GREEDY_BELOW = 1e-5  # a colder temperature is greedy
+_NEVER = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """How one row of logits is sampled. ``position`` is the index that the new id will have."""
-
-    temperature: float
-    top_p: float
-    seed: int
-    position: int
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Raise :class:`InvalidRequest` for a parameter out of range."""
-    if sampling.max_tokens < 1:
-        raise InvalidRequest(f"max_tokens = {sampling.max_tokens} is below 1", param="max_tokens")
-    if not 0 <= sampling.temperature <= 100:
-        raise InvalidRequest(f"temperature = {sampling.temperature} is outside [0, 100]", param="temperature")
-    if not 0 < sampling.top_p <= 1:
-        raise InvalidRequest(f"top_p = {sampling.top_p} is outside (0, 1]", param="top_p")
-
-
-def choose_seed(sampling: Sampling) -> int:
-    """The seed of an output as an unsigned 64-bit number; a fresh one if the request has none."""
-    return secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
-
-
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
-    """One id per row of ``logits`` (float [n, vocab]); None for a row that has a NaN or an infinity.
-
-    Equal logits go to the lowest id.
-    """
-    ids = _greedy(logits)
-    random = [i for i, draw in enumerate(draws) if ids[i] is not None and draw.temperature >= GREEDY_BELOW]
-    # Apart, because the order in which ids are laid out decides which one a number hits: a row must not
-    # depend on what else is in the batch.
-    plain = [i for i in random if draws[i].top_p >= 1]
-    nucleus = [i for i in random if draws[i].top_p < 1]
-    for rows, draw_rows in ((plain, _draw_plain), (nucleus, _draw_nucleus)):
-        if rows:
-            drawn = draw_rows(logits[rows], [draws[i] for i in rows])
-            for i, token_id in zip(rows, drawn.tolist(), strict=True):
-                ids[i] = token_id
-    return ids
+def check_sampling(sampling: Sampling, vocab_size: int) -> None:
+    """Raise :class:`InvalidRequest` for a parameter out of range, or an id outside the vocabulary."""
+    penalty_limits = (-2.0, 2.0, "[-2, 2]")
+    for name, (low, high, shown) in {
+        "max_tokens": (1, 2**31, "[1, 2^31]"),
+        "min_tokens": (0, sampling.max_tokens, f"[0, max_tokens = {sampling.max_tokens}]"),
+        "temperature": (0.0, 100.0, "[0, 100]"),
+        "top_p": (np.nextafter(0, 1), 1.0, "(0, 1]"),
+        "top_k": (-1, 2**31, "[-1, 2^31]"),
+        "min_p": (0.0, 1.0, "[0, 1]"),
+        "presence_penalty": penalty_limits,
+        "frequency_penalty": penalty_limits,
+        "repetition_penalty": (np.nextafter(0, 1), 100.0, "(0, 100]"),
+        "logprobs": (0, vocab_size, f"[0, {vocab_size}]"),
+    }.items():
+        value = getattr(sampling, name)
+        if value is not None and not low <= value <= high:
+            raise InvalidRequest(f"{name} = {value} is outside {shown}", param=name)
+    _check_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    _check_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias], vocab_size)
+    for token_id, bias in sampling.logit_bias:
+        if not -100 <= bias <= 100:
+            raise InvalidRequest(
+                f"logit_bias: {bias} for token {token_id} is outside [-100, 100]", param="logit_bias"
+            )
 
 
-def _greedy(logits: Tensor) -> list[int | None]:
-    """The likeliest id of each row; None for a row that is not finite."""
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        found = np.empty(len(logits), np.int64)
-        argmax_rows(logits.contiguous().numpy(), found)  # one pass; torch needs two and a mask
-        return [token_id if token_id >= 0 else None for token_id in found.tolist()]
-    finite = torch.isfinite(logits).all(dim=1).tolist()
-    likeliest = torch.argmax(logits, dim=1).tolist()
-    return [token_id if ok else None for token_id, ok in zip(likeliest, finite, strict=True)]
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"{name}: token id {token_id} is outside [0, {vocab_size})", param=name)
 
 
-def _draw_plain(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """int64 [n]: one id per row from the whole distribution."""
-    return _pick(_weights(logits, draws), draws).squeeze(1)
+class OutputState:
+    """What the sampling of one output keeps from step to step. Its ids are those of the context from
+    ``start`` on; ``context`` (int32 [start]) are the ids before, ``end_ids`` the ids that end it."""
+
+    def __init__(
+        self, sampling: Sampling, start: int, context: Ids, end_ids: frozenset[int], *, constrained: bool
+    ) -> None:
+        self.sampling = sampling
+        self.seed = fresh_seed(sampling.seed)
+        self.start = start
+        self.end_ids = end_ids
+        self.constrained = constrained
+        self.log = None if sampling.logprobs is None else LogprobLog(sampling.logprobs)
+        self.context_ids = np.unique(context) if sampling.repetition_penalty != 1.0 else np.empty(0, np.int32)
+        self.counts: Tensor | None = None  # float64 [vocab]: how often the output has each id
+
+    @property
+    def is_random(self) -> bool:
+        """Whether ids are drawn; the others are the likeliest."""
+        return self.sampling.temperature >= GREEDY_BELOW
+
+    @property
+    def is_penalised(self) -> bool:
+        """Whether ids that were there before are treated differently."""
+        sampling = self.sampling
+        return sampling.repetition_penalty != 1.0 or bool(
+            sampling.presence_penalty or sampling.frequency_penalty
+        )
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether anything is done to its logits before an id is chosen."""
+        sampling = self.sampling
+        return bool(self.is_penalised or sampling.logit_bias or sampling.min_tokens or self.constrained)
+
+    def add_forced(self, ids: Sequence[int]) -> None:
+        """The output got ids without sampling."""
+        if self.counts is not None:
+            index = torch.tensor(ids, device=self.counts.device)
+            self.counts.index_add_(0, index, torch.ones_like(index, dtype=self.counts.dtype))
 
 
-def _draw_nucleus(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """int64 [n]: one id per row from the smallest set of likely ids whose mass reaches top_p."""
-    weights, order = torch.sort(_weights(logits, draws), dim=1, descending=True, stable=True)
-    cumulative = torch.cumsum(weights, dim=1)
-    top_p = _column([draw.top_p for draw in draws], logits.device)
-    outside = cumulative - weights >= top_p * cumulative[:, -1:]
-    return order.gather(1, _pick(weights.masked_fill(outside, 0.0), draws)).squeeze(1)
+class Sampler:
+    """Samples step after step; what it derives from the parameters is kept while the batch is the same."""
+
+    def __init__(self) -> None:
+        self._plan: _Plan | None = None
+
+    def sample(
+        self,
+        logits: Tensor,
+        states: Sequence[OutputState],
+        positions: Sequence[int],
+        allowed: Tensor | None = None,
+    ) -> list[int | None]:
+        """One id per row of ``logits`` (float [n, vocab]); None for a row that has a NaN or an infinity, or
+        no id that may follow.
+
+        ``positions[i]`` is the index that row i's id will have in its context. ``allowed`` (bool
+        [c, vocab]) says for the c constrained rows, in order, which ids may follow. Equal logits go to the
+        lowest id.
+        """
+        if self._plan is None or self._plan.states != states or self._plan.device != logits.device:
+            self._plan = _Plan(states, logits.device, logits.shape[1])
+        plan = self._plan
+        ok = torch.isfinite(logits).all(dim=1)
+        if plan.is_plain:
+            return _to_list(torch.argmax(logits, dim=1), ok)
+        final = logits
+        if plan.shaped is not None:
+            shaped = plan.shape(logits[plan.shaped].double(), positions, allowed)
+            final = logits.double().index_copy(0, plan.shaped, shaped)
+            ok = ok & ~torch.isneginf(final).all(dim=1)
+        ids = torch.argmax(final, dim=1)
+        for draw in plan.draws:
+            ids[draw.rows] = draw.ids(final[draw.rows].double(), positions)
+        plan.note(logits, ids)
+        return _to_list(ids, ok)
 
 
-def _weights(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """float64 [n, vocab]: unnormalised probabilities, the largest of each row 1."""
-    logits = logits.double()
-    temperature = _column([draw.temperature for draw in draws], logits.device)
-    # Subtract before dividing: a small temperature would send large logits to infinity.
-    return torch.exp((logits - logits.amax(dim=1, keepdim=True)) / temperature)
+def _to_list(ids: Tensor, ok: Tensor) -> list[int | None]:
+    return [None if token_id < 0 else token_id for token_id in torch.where(ok, ids, -1).tolist()]
 
 
-def _pick(weights: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """int64 [n, 1]: the index that each row's own uniform number falls on (inverse transform)."""
-    cumulative = torch.cumsum(weights, dim=1)
-    total = cumulative[:, -1:]
-    target = _column([_uniform(draw) for draw in draws], weights.device) * total
-    below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not pass the last id
-    return torch.searchsorted(cumulative, torch.minimum(target, below_total), right=True)
+class _Plan:
+    """The rows of one batch by what they need, with their parameters as tensors."""
+
+    def __init__(self, states: Sequence[OutputState], device: torch.device, vocab_size: int) -> None:
+        self.states = list(states)
+        self.device = device
+        shaped = [i for i, state in enumerate(states) if state.is_shaped]
+        self.shaped = self._index(shaped) if shaped else None
+        self._shaped_states = [states[i] for i in shaped]
+        self._shaped_rows = shaped
+        self._constrained = self._index([i for i, s in enumerate(self._shaped_states) if s.constrained])
+        self._logged = [i for i, state in enumerate(states) if state.log is not None]
+        self.draws = _draws(states, device)
+        self.is_plain = not (shaped or self._logged or self.draws)
+        self._plan_bias()
+        self._plan_penalties(vocab_size)
+
+    def _index(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int64, device=self.device)
+
+    def _column(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=self.device)[:, None]
+
+    def _plan_bias(self) -> None:
+        entries = [(i, *entry) for i, s in enumerate(self._shaped_states) for entry in s.sampling.logit_bias]
+        rows, ids, values = zip(*entries, strict=True) if entries else ((), (), ())
+        self._bias_at = (self._index(rows), self._index(ids))
+        self._bias = torch.tensor(values, dtype=torch.float64, device=self.device)
+
+    def _plan_penalties(self, vocab_size: int) -> None:
+        """``_counts`` holds the rows' counts from here on; each state keeps a view of its row."""
+        rows = [i for i, state in enumerate(self._shaped_states) if state.is_penalised]
+        self._penalised = self._index(rows)
+        self._penalised_rows = self._index([self._shaped_rows[i] for i in rows])
+        states = [self._shaped_states[i] for i in rows]
+        self._repetition = self._column([s.sampling.repetition_penalty for s in states])
+        self._presence = self._column([s.sampling.presence_penalty for s in states])
+        self._frequency = self._column([s.sampling.frequency_penalty for s in states])
+        self._counts = torch.zeros(len(states), vocab_size, dtype=torch.float64, device=self.device)
+        self._in_context = torch.zeros(len(states), vocab_size, dtype=torch.bool, device=self.device)
+        for i, state in enumerate(states):
+            if state.counts is not None:
+                self._counts[i] = state.counts
+            state.counts = self._counts[i]
+            self._in_context[i, torch.from_numpy(state.context_ids).to(self.device, torch.int64)] = True
+
+    def shape(self, logits: Tensor, positions: Sequence[int], allowed: Tensor | None) -> Tensor:
+        """Bias, penalties, ids that may not come yet, the grammar: ``logits`` float64 [shaped, vocab]."""
+        logits = logits.index_put(self._bias_at, self._bias, accumulate=True)
+        if len(self._penalised):
+            logits[self._penalised] = self._penalise(logits[self._penalised])
+        for i, state in enumerate(self._shaped_states):
+            too_early = positions[self._shaped_rows[i]] - state.start < state.sampling.min_tokens
+            if too_early and state.end_ids:
+                logits[i, list(state.end_ids)] = _NEVER
+        if allowed is not None:
+            logits[self._constrained] = logits[self._constrained].masked_fill(~allowed, _NEVER)
+        return logits
+
+    def _penalise(self, logits: Tensor) -> Tensor:
+        was_there = self._counts > 0
+        repeated = torch.where(logits > 0, logits / self._repetition, logits * self._repetition)
+        logits = torch.where(was_there | self._in_context, repeated, logits)
+        return logits - self._frequency * self._counts - self._presence * was_there
+
+    def note(self, logits: Tensor, ids: Tensor) -> None:
+        """Count the ids that were chosen, and log their probabilities."""
+        if len(self._penalised):
+            chosen = ids[self._penalised_rows][:, None]
+            self._counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float64))
+        if self._logged:
+            logs = [log for i in self._logged if (log := self.states[i].log) is not None]
+            log_batch(logs, logits[self._logged], ids[self._logged])
 
 
-def _uniform(draw: Draw) -> float:
-    """A uniform number in [0, 1) that depends on seed and position alone (counter-based, no state)."""
-    return float(np.random.Generator(np.random.Philox(key=draw.seed, counter=draw.position)).random())
+@dataclass(slots=True)
+class _Draw:
+    """Rows that are drawn the same way."""
+
+    rows: Tensor  # int64 [r]
+    row_list: list[int]
+    temperature: Tensor  # float64 [r, 1]
+    min_p: Tensor  # float64 [r, 1]
+    seeds: np.ndarray[tuple[int], np.dtype[np.uint64]]  # [r]
+    top_k: Tensor | None  # int64 [r, 1]; None: neither top_k nor top_p is on
+    top_p: Tensor  # float64 [r, 1]
+
+    def ids(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        """int64 [r]: one id per row of float64 [r, vocab], by inverse transform in the order of ids."""
+        # Subtract before dividing: a small temperature would send large logits to infinity.
+        weights = torch.exp((logits - logits.amax(dim=1, keepdim=True)) / self.temperature)
+        weights = weights.masked_fill(weights < self.min_p, 0.0)  # the likeliest id has weight 1
+        if self.top_k is not None:
+            weights = weights.masked_fill(~likeliest(weights, self.top_k, self.top_p), 0.0)
+        cumulative = torch.cumsum(weights, dim=1)
+        total = cumulative[:, -1:]
+        number = uniform(self.seeds, [positions[row] for row in self.row_list])
+        target = torch.from_numpy(number).to(total.device)[:, None] * total
+        below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not pass the last id
+        return torch.searchsorted(cumulative, torch.minimum(target, below_total), right=True)[:, 0]
 
 
-def _column(values: Sequence[float], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
+def _draws(states: Sequence[OutputState], device: torch.device) -> list[_Draw]:
+    random = [i for i, state in enumerate(states) if state.is_random]
+    truncated = [i for i in random if states[i].sampling.top_k > 0 or states[i].sampling.top_p < 1]
+    is_truncated = set(truncated)
+    whole = [i for i in random if i not in is_truncated]
+    return [_draw(rows, states, device, rows is truncated) for rows in (whole, truncated) if rows]
+
+
+def _draw(rows: list[int], states: Sequence[OutputState], device: torch.device, is_truncated: bool) -> _Draw:
+    samplings = [states[i].sampling for i in rows]
+
+    def column(values: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+    top_k = [s.top_k if s.top_k > 0 else 2**31 for s in samplings]
+    return _Draw(
+        rows=torch.tensor(rows, device=device),
+        row_list=rows,
+        temperature=column([s.temperature for s in samplings]),
+        min_p=column([s.min_p for s in samplings]),
+        seeds=np.array([states[i].seed for i in rows], dtype=np.uint64),
+        top_k=column(top_k, torch.int64) if is_truncated else None,
+        top_p=column([s.top_p for s in samplings]),
+    )

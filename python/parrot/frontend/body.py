@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import TemplateError, UnsupportedParameter
+from ..errors import TemplateError
 from ..template import parse_template, single_brace_hint
 from .prompt import Marker, Prompt, chat_prompt, text_prompt
 from .signature import Parameter
+from .typed import Typed, from_annotation
 
 Body = Callable[..., Any]
 _HOLE = re.compile(r"\{\{\s*(input|output)\b")
@@ -43,14 +44,11 @@ def build_prompt(body: Body, docstring: str, parameters: Sequence[Parameter], wh
     )
 
 
-def refuse_typed_result(body: Body, where: str) -> None:
-    """Raise :class:`UnsupportedParameter` for a return annotation that asks for more than text."""
+def result_type(body: Body, where: str) -> Typed | None:
+    """What the return annotation says of the output; None for text. Raises :class:`TypeError` for one that
+    nothing can be generated for."""
     try:
-        result = inspect.get_annotations(body, eval_str=True).get("return")
-    except Exception:
-        return
-    if hasattr(result, "model_json_schema") or result in (int, float, bool, dict):
-        raise UnsupportedParameter(
-            f"{where}: a typed output, -> {getattr(result, '__name__', '')}, is not supported yet",
-            param="return",
-        )
+        annotation = inspect.get_annotations(body, eval_str=True).get("return")
+    except Exception:  # an annotation for type checkers only
+        return None
+    return from_annotation(annotation, where)

@@ -72,7 +72,7 @@ class Client:
 
     async def _request(self, method: str, path: str, body: BaseModel | None, wait_s: float) -> httpx.Response:
         url = await self._find_url()
-        content = None if body is None else body.model_dump_json(exclude_none=True)
+        content = None if body is None else body.model_dump_json(exclude_none=True, by_alias=True)
         timeout = httpx.Timeout(NETWORK_S, read=NETWORK_S + wait_s, pool=None)
         http = self._open(url)
         try:

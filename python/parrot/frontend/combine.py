@@ -28,7 +28,7 @@ def map_calls(fn: Function, items: Iterable[object], /, **fixed: object) -> list
 
 def gather(
     *variables: SemanticVariable, perf: Perf | str = Perf.LATENCY, timeout: float | None = None
-) -> tuple[str, ...]:
+) -> tuple[Any, ...]:
     """Label all variables, then wait for all: the labels travel with the calls that they are about.
 
     Returns the values in order. Raises the first error met, :class:`GetTimeout` included; the other

@@ -9,19 +9,20 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
 from pydantic import ValidationError
 
 from ..api import CallBody, MessageBody, PlaceholderBody
-from ..errors import DoubleProducer, UnknownPlaceholder
-from .body import build_prompt, has_holes, refuse_typed_result
+from ..errors import DoubleProducer, TemplateError, UnknownPlaceholder
+from .body import build_prompt, has_holes, result_type
 from .connection import session_for_call
 from .options import Output, Perf, check_text, did_you_mean, invalid, refuse, to_perf
 from .prompt import Prompt, check_parameters, text_prompt
 from .signature import Parameter, bind, parameters_of
+from .typed import Typed
 from .values import Outputs, to_text
 from .variable import SemanticVariable
 
@@ -35,15 +36,17 @@ class Options:
     model: str | None = None
     objective: Perf | None = None
     outputs: Output | Mapping[str, Output] | None = None
+    result: Typed | None = None  # the return annotation of a function with one output
 
-    def output(self, name: str) -> Output | None:
-        """How the output ``name`` is decoded."""
-        if self.outputs is None or isinstance(self.outputs, Output):
-            return self.outputs
-        return self.outputs.get(name)
+    def output(self, name: str, where: str) -> Output | None:
+        """How the output ``name`` is decoded. Raises :class:`InvalidRequest` if it is typed twice."""
+        output = self.outputs
+        if isinstance(output, Mapping):
+            output = output.get(name)
+        return output if self.result is None else (output or Output()).typed_as(self.result, where)
 
 
-_OPTIONS = tuple(field.name for field in fields(Options))
+_OPTIONS = ("model", "objective", "outputs")
 
 
 class Function:
@@ -63,6 +66,7 @@ class Function:
         self._build = build
         self._options = options
         self._prompt: Prompt | None = None
+        self._decoding: dict[str, Output | None] = {}  # by output, with the prompt
 
     @property
     def prompt(self) -> Prompt:
@@ -71,6 +75,7 @@ class Function:
             prompt = self._build()
             check_parameters(prompt, [parameter.name for parameter in self._parameters], self._where)
             self._check_options(prompt)
+            self._decoding = {name: self._options.output(name, self._where) for name in prompt.outputs}
             self._prompt = prompt
         return self._prompt
 
@@ -80,10 +85,10 @@ class Function:
         model: str | None = None,
         objective: Perf | str | None = None,
         outputs: Output | Mapping[str, Output] | None = None,
-        **unsupported: object,
+        **unknown: object,
     ) -> Function:
         """The same function under other options; what is not given stays."""
-        refuse(unsupported, f"{self.__name__}.with_options", _OPTIONS)
+        refuse(unknown, f"{self.__name__}.with_options", _OPTIONS)
         options = replace(
             self._options,
             model=model or self._options.model,
@@ -107,6 +112,10 @@ class Function:
         variables = {name: value for name, value in inputs.items() if isinstance(value, SemanticVariable)}
         session = session_for_call(variables | outputs, self._where)
         call = self._body(prompt, inputs, outputs)
+        for name, variable in outputs.items():
+            option = self._decoding[name]
+            if option is not None and option.typed is not None:
+                variable.set_type(option.typed)
         session.submit(call, list(variables.values()), list(outputs.values()))
         return next(iter(outputs.values())) if len(outputs) == 1 else Outputs(outputs)
 
@@ -126,7 +135,7 @@ class Function:
             for name, value in inputs.items()
         ]
         for name, variable in outputs.items():
-            option = self._options.output(name)
+            option = self._decoding[name]
             sampling = None if option is None else option.sampling
             placeholders.append(
                 PlaceholderBody(name=name, kind="output", semantic_var_id=variable.id, sampling=sampling)
@@ -169,6 +178,13 @@ class Function:
         return variable
 
     def _check_options(self, prompt: Prompt) -> None:
+        if self._options.result is not None and len(prompt.outputs) > 1:
+            raise TemplateError(
+                f"{self._where}: -> {self._options.result.name} types a single output, but the template has "
+                f"{', '.join(prompt.outputs)}; type them by outputs={{'{next(iter(prompt.outputs))}': "
+                "P.Output(schema=...)}",
+                param="return",
+            )
         if self._options.outputs is None or isinstance(self._options.outputs, Output):
             return
         for name in self._options.outputs:
@@ -190,7 +206,7 @@ def function(
     model: str | None = None,
     objective: Perf | str | None = None,
     outputs: Output | Mapping[str, Output] | None = None,
-    **unsupported: object,
+    **unknown: object,
 ) -> Callable[[Body], Function]: ...
 
 
@@ -201,7 +217,7 @@ def function(
     model: str | None = None,
     objective: Perf | str | None = None,
     outputs: Output | Mapping[str, Output] | None = None,
-    **unsupported: object,
+    **unknown: object,
 ) -> Function | Callable[[Body], Function]:
     """Make a semantic function of a Python function, as ``@P.function`` or ``@P.function(...)``.
 
@@ -209,10 +225,11 @@ def function(
     ``P.system(...)``, ``P.user(...)`` and ``P.assistant(...)``. Parameters are the input holes.
 
     ``outputs`` says how outputs are decoded: one :class:`Output` for all, or a mapping by name.
-    ``objective`` labels every call at submit. Raises :class:`TemplateError` for a bad docstring template and
-    :class:`UnsupportedParameter` for options of a later version.
+    A return annotation other than text (``-> Invoice``, ``-> int``) types a single output, as ``schema=``
+    of :class:`Output` does. ``objective`` labels every call at submit. Raises :class:`TemplateError` for a
+    bad docstring template and :class:`TypeError` for an unknown option.
     """
-    refuse(unsupported, "P.function", _OPTIONS)
+    refuse(unknown, "P.function", _OPTIONS)
     options = Options(model, None if objective is None else to_perf(objective), outputs)
     if body is None:
         return lambda decorated: _from_body(decorated, options)
@@ -226,13 +243,13 @@ def template(
     model: str | None = None,
     objective: Perf | str | None = None,
     outputs: Output | Mapping[str, Output] | None = None,
-    **unsupported: object,
+    **unknown: object,
 ) -> Function:
     """Make a semantic function of a template kept as text or, given a :class:`~pathlib.Path`, in a file.
 
     Its parameters are its input holes, in order of appearance. Raises :class:`TemplateError`.
     """
-    refuse(unsupported, "P.template", ("name", *_OPTIONS))
+    refuse(unknown, "P.template", ("name", *_OPTIONS))
     if isinstance(source, str):
         text, name, place = source, name or "template", "P.template"
     else:
@@ -257,7 +274,7 @@ def _from_body(body: Body, options: Options) -> Function:
         raise TypeError(f"P.function decorates a plain function, not {body!r}")
     code = body.__code__
     where = f"function {body.__name__!r} ({code.co_filename}:{code.co_firstlineno})"
-    refuse_typed_result(body, where)
+    options = replace(options, result=result_type(body, where))
     parameters = parameters_of(body, where)
     docstring = inspect.cleandoc(body.__doc__ or "")
     build = functools.partial(build_prompt, body, docstring, parameters, where)

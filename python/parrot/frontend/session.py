@@ -226,7 +226,7 @@ class Session:
         limit = None if timeout is None else timeout + _GRACE_S
         try:
             async with asyncio.timeout(limit):
-                value = await self._poll(variable, perf, timeout)
+                reply = await self._poll(variable, perf, timeout)
         except TimeoutError:
             raise GetTimeout(
                 f"variable {variable.id} ({variable.origin}) has no value after {timeout} s; "
@@ -236,10 +236,11 @@ class Session:
             if not isinstance(error, TRANSIENT):
                 variable.settle(error.to_info())
             raise
-        variable.settle(value)
+        value = reply.value or ""
+        variable.settle(value, reply.logprobs)
         return value
 
-    async def _poll(self, variable: SemanticVariable, perf: Perf | None, timeout: float | None) -> str:
+    async def _poll(self, variable: SemanticVariable, perf: Perf | None, timeout: float | None) -> GetReply:
         clock = asyncio.get_running_loop().time
         deadline = math.inf if timeout is None else clock() + timeout
         await self._until_sent(variable)
@@ -253,7 +254,7 @@ class Session:
             )
             reply = await self._client.post("/v1/get", body, GetReply, wait_s=wait_s)
             if reply.status == "ready":
-                return reply.value or ""
+                return reply
             if clock() >= deadline:
                 raise TimeoutError
 

@@ -8,15 +8,28 @@ import secrets
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import ValidationError
 
-from ..api import Item, Join, JsonPath, Regex, SourceBody, Split, Strip, Template, Transform, VariableBody
+from ..api import (
+    Item,
+    Join,
+    JsonPath,
+    Regex,
+    SourceBody,
+    Split,
+    Strip,
+    Template,
+    TokenLogprobs,
+    Transform,
+    VariableBody,
+)
 from ..errors import (
     DoubleProducer,
     ErrorInfo,
     GetTimeout,
+    InvalidRequest,
     Overloaded,
     ParrotError,
     ServiceUnreachable,
@@ -29,6 +42,7 @@ from .options import Perf, check_text, check_timeout, invalid, to_perf
 if TYPE_CHECKING:
     from .session import Session
     from .submission import Submission
+    from .typed import Typed
 
 TRANSIENT = (
     ServiceUnreachable,
@@ -57,7 +71,10 @@ class SemanticVariable:
     value that is not a string, :class:`InvalidRequest` for one with half of a surrogate pair.
     """
 
-    __slots__ = ("_derivation", "_error", "_producer", "_session", "_submission", "_value", "id", "name")
+    __slots__ = (
+        *("_derivation", "_error", "_logprobs", "_producer", "_session", "_submission", "_typed", "_value"),
+        *("id", "name"),
+    )
 
     def __init__(self, value: str | None = None, name: str | None = None) -> None:
         if value is not None and not isinstance(value, str):
@@ -71,6 +88,8 @@ class SemanticVariable:
         self.id = f"{self.name}-{secrets.token_hex(8)}"
         self._value = value if value is None else check_text(value, f"variable {self.name!r}")
         self._error: ErrorInfo | None = None
+        self._logprobs: tuple[TokenLogprobs, ...] | None = None
+        self._typed: Typed | None = None
         self._derivation: Derivation | None = None
         self._producer: str | None = None
         self._session: Session | None = None
@@ -78,19 +97,40 @@ class SemanticVariable:
 
     # --- waiting -------------------------------------------------------------------------------------------
 
-    def get(self, perf: Perf | str = Perf.LATENCY, timeout: float | None = None) -> str:
+    def get(self, perf: Perf | str = Perf.LATENCY, timeout: float | None = None, *, raw: bool = False) -> Any:
         """The value, once it is there; ``perf`` labels what produces it (OSDI 2024 paper, section 5.2).
 
-        Raises the error with which the variable ended, :class:`ServiceUnreachable`, or :class:`GetTimeout`
-        after ``timeout`` seconds, which leaves the variable as it is; 0 asks without waiting.
+        It is text, or for a typed output a value of its type (``raw``: its text all the same). Raises the
+        error with which the variable ended, :class:`ServiceUnreachable`, or :class:`GetTimeout` after
+        ``timeout`` seconds, which leaves the variable as it is; 0 asks without waiting.
         """
-        return background.wait(self._start_get(to_perf(perf), timeout, eager=True))
+        text = background.wait(self._start_get(to_perf(perf), timeout, eager=True))
+        return text if raw else self._parsed(text)
 
-    async def aget(self, perf: Perf | str = Perf.LATENCY, timeout: float | None = None) -> str:
+    async def aget(
+        self, perf: Perf | str = Perf.LATENCY, timeout: float | None = None, *, raw: bool = False
+    ) -> Any:
         """As :meth:`get`, for coroutines. Those started together travel in one submit."""
-        return await asyncio.wrap_future(self._start_get(to_perf(perf), timeout, eager=False))
+        text = await asyncio.wrap_future(self._start_get(to_perf(perf), timeout, eager=False))
+        return text if raw else self._parsed(text)
 
-    def __await__(self) -> Generator[None, None, str]:
+    def logprobs(
+        self, perf: Perf | str = Perf.LATENCY, timeout: float | None = None
+    ) -> tuple[TokenLogprobs, ...]:
+        """The log-probabilities of what the model wrote, id by id, for an output with
+        ``P.Output(logprobs=...)``. Waits and raises as :meth:`get` does; :class:`InvalidRequest` if they were
+        not asked for."""
+        self.get(perf, timeout, raw=True)
+        return self._known_logprobs()
+
+    async def alogprobs(
+        self, perf: Perf | str = Perf.LATENCY, timeout: float | None = None
+    ) -> tuple[TokenLogprobs, ...]:
+        """As :meth:`logprobs`, for coroutines."""
+        await self.aget(perf, timeout, raw=True)
+        return self._known_logprobs()
+
+    def __await__(self) -> Generator[None, None, Any]:
         return self.aget().__await__()
 
     def done(self) -> bool:
@@ -200,12 +240,29 @@ class SemanticVariable:
         if producer is not None:
             self._producer = producer
 
-    def settle(self, outcome: str | ErrorInfo) -> None:
+    def settle(self, outcome: str | ErrorInfo, logprobs: tuple[TokenLogprobs, ...] | None = None) -> None:
         """Remember how it ended, so that later gets need no service."""
+        self._logprobs = logprobs
         if isinstance(outcome, str):
             self._value = outcome
         else:
             self._error = outcome
+
+    def set_type(self, typed: Typed) -> None:
+        """Its text, which a call will write, is a value of this type."""
+        self._typed = typed
+
+    def _parsed(self, text: str) -> Any:
+        return text if self._typed is None else self._typed.parse(text)
+
+    def _known_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        if self._logprobs is None:
+            raise InvalidRequest(
+                f"variable {self.id} ({self.origin}) has no log-probabilities; ask for them with "
+                "P.Output(logprobs=0), or how many alternatives you want with each",
+                param="logprobs",
+            )
+        return self._logprobs
 
     def to_body(self) -> VariableBody:
         """How the variable is declared to the service. Raises :class:`InvalidRequest`."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ..api import Criteria
 from ..errors import ErrorInfo
-from ..wire import CallId, Sampling
+from ..wire import CallId, Logprobs, Sampling
 from .transforms import Chain
 from .variable import Variable
 
@@ -51,6 +51,7 @@ class OutputBinding:
     sampling: Sampling
     raw: str | None = None
     token_ids: bytes = b""
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

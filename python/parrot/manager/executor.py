@@ -13,11 +13,11 @@ import logging
 from .. import wire
 from ..api import SubmitBody
 from ..config import ManagerConfig
-from ..errors import ErrorInfo, InternalError, Overloaded, Unavailable
+from ..errors import ErrorInfo, InternalError, Overloaded, TypedOutputFailed, Unavailable
 from ..tokenizer import EncodedPrompt, Tokenizer
 from .analysis import deduce
 from .application import Application
-from .call import Call, CallState
+from .call import Call, CallState, OutputBinding
 from .clock import now_us
 from .contexts import ContextLedger
 from .dispatcher import Dispatcher
@@ -250,7 +250,7 @@ class Executor:
                 call.cached_tokens = min(run.cached_tokens, call.prompt_tokens)
             case wire.Chunk():
                 if single is not None:
-                    single.received(reply.text)
+                    single.received(reply.text, reply.logprobs)
             case wire.GenerateDone():
                 if single is not None:
                     single.generated(reply)
@@ -271,6 +271,12 @@ class Executor:
         call.output_tokens += reply.num_generated
         if step is run.steps[-1]:
             self.dispatcher.settle(run)
+        binding = step.output.binding
+        binding.logprobs = reply.logprobs
+        is_cut = reply.finish_reason == "length" and binding.sampling.grammar is not None
+        if is_cut and run.application.single is None:
+            self.call_failed(call, _cut(call, binding).to_info())
+            return
         graph = run.application.session.graph
         self.apply(graph.complete(call, step.index, reply.text, reply.token_ids))
 
@@ -307,3 +313,11 @@ class Executor:
             session_id = self._contexts.evicted(context_id)
             if session_id is not None and self._uses is not None:
                 self._uses.evicted(session_id, context_id)
+
+
+def _cut(call: Call, output: OutputBinding) -> TypedOutputFailed:
+    return TypedOutputFailed(
+        f"call {call.name}: output {output.name!r} was cut by max_tokens = {output.sampling.max_tokens} "
+        "before it was complete; raise max_tokens, or make its schema, regex or choices shorter",
+        param=output.name,
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..api import CallBody, PlaceholderBody, SamplingBody
 from ..errors import InvalidRequest, TemplateError, UnknownPlaceholder
 from ..template import Constant, Hole, Segment, no_output_reason, parse_template
-from ..wire import Sampling
+from ..wire import Grammar, Sampling
 from .call import InputBinding, InputPart, OutputBinding, OutputPart, Step, TextPart
 from .transforms import compile_chain
 from .variable import Variable
@@ -143,10 +144,29 @@ def make_sampling(body: SamplingBody, max_tokens: int) -> Sampling:
         max_tokens=body.max_tokens or max_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
+        top_k=max(body.top_k, 0),
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=tuple(body.logit_bias.items()),
         seed=body.seed,
         stop=body.stop,
+        stop_token_ids=body.stop_token_ids,
+        min_tokens=body.min_tokens,
         ignore_eos=body.ignore_eos,
+        logprobs=body.logprobs,
+        grammar=make_grammar(body),
     )
+
+
+def make_grammar(body: SamplingBody) -> Grammar | None:
+    """The wire form of what the text of an output must be."""
+    if body.json_schema is not None:
+        return Grammar("schema", json.dumps(body.json_schema))
+    if body.choices is not None:
+        return Grammar("choices", json.dumps(body.choices))
+    return None if body.regex is None else Grammar("regex", body.regex)
 
 
 def _parse(body: CallBody, where: str) -> list[tuple[Segment, int]]:

@@ -78,7 +78,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_validation_error(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return error_response(_invalid_request(error.errors()))
+        return error_response(invalid_request(error.errors()))
 
     async def on_http_exception(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -98,7 +98,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_bug)
 
 
-def _invalid_request(errors: Iterable[Any]) -> InvalidRequest:
+def invalid_request(errors: Iterable[Any]) -> InvalidRequest:
     """pydantic's findings as one error; ``param`` is the first field, the input itself is not repeated."""
     findings = [_finding(item) for item in errors]
     message = "; ".join(f"{field or 'body'}: {text}" for field, text in findings[:5])

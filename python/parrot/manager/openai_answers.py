@@ -6,9 +6,7 @@ field that was not set is absent (``usage`` of a piece), as OpenAI does it.
 
 from __future__ import annotations
 
-import secrets
-import time
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -40,13 +38,22 @@ class Usage(BaseModel):
         )
 
 
+class CompletionLogprobs(BaseModel):
+    """Log-probabilities as ``/v1/completions`` words them: parallel lists over the generated ids."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class CompletionChoice(BaseModel):
     """One answer, or in a stream a piece of it."""
 
     index: int
     text: str
     finish_reason: wire.FinishReason | None
-    logprobs: None
+    logprobs: CompletionLogprobs | None
 
 
 class Completion(BaseModel):
@@ -58,6 +65,27 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+
+
+class TopLogprob(BaseModel):
+    """One of the likeliest ids in a place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TopLogprob):
+    """A generated id."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Log-probabilities of a chat answer, or of a piece of it."""
+
+    content: list[ContentLogprob]
+    refusal: None
 
 
 class AnswerMessage(BaseModel):
@@ -74,7 +102,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AnswerMessage
     finish_reason: wire.FinishReason
-    logprobs: None
+    logprobs: ChatLogprobs | None
 
 
 class ChatCompletion(BaseModel):
@@ -101,7 +129,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: Delta
     finish_reason: wire.FinishReason | None
-    logprobs: None
+    logprobs: ChatLogprobs | None
 
 
 class ChatChunk(BaseModel):
@@ -129,98 +157,3 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[ModelCard]
-
-
-class Wording(Protocol):
-    """How one route words its answer."""
-
-    def whole(self, text: str, reason: wire.FinishReason, usage: Usage) -> BaseModel:
-        """The answer in one piece."""
-
-    def opening(self) -> list[BaseModel]:
-        """Events of a stream before the first text."""
-
-    def piece(self, text: str | None, reason: wire.FinishReason | None) -> BaseModel:
-        """One event of a stream; the last has the reason."""
-
-    def usage(self, usage: Usage) -> BaseModel:
-        """The event after the last, which has no choices."""
-
-
-class CompletionWording:
-    """Answers of ``/v1/completions``."""
-
-    def __init__(self, model: str) -> None:
-        self._id, self._created, self._model = f"cmpl-{secrets.token_hex(12)}", int(time.time()), model
-
-    def whole(self, text: str, reason: wire.FinishReason, usage: Usage) -> Completion:
-        """See :class:`Wording`."""
-        return self._completion([_text_choice(text, reason)], usage)
-
-    def opening(self) -> list[BaseModel]:
-        """See :class:`Wording`."""
-        return []
-
-    def piece(self, text: str | None, reason: wire.FinishReason | None) -> Completion:
-        """See :class:`Wording`."""
-        return self._completion([_text_choice(text or "", reason)])
-
-    def usage(self, usage: Usage) -> Completion:
-        """See :class:`Wording`."""
-        return self._completion([], usage)
-
-    def _completion(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
-        body = Completion(
-            id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices
-        )
-        return body if usage is None else body.model_copy(update={"usage": usage})
-
-
-def _text_choice(text: str, reason: wire.FinishReason | None) -> CompletionChoice:
-    return CompletionChoice(index=0, text=text, finish_reason=reason, logprobs=None)
-
-
-class ChatWording:
-    """Answers of ``/v1/chat/completions``."""
-
-    def __init__(self, model: str) -> None:
-        self._id, self._created, self._model = f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), model
-
-    def whole(self, text: str, reason: wire.FinishReason, usage: Usage) -> ChatCompletion:
-        """See :class:`Wording`."""
-        message = AnswerMessage(role="assistant", content=text, refusal=None)
-        choice = ChatChoice(index=0, message=message, finish_reason=reason, logprobs=None)
-        return ChatCompletion(
-            id=self._id,
-            object="chat.completion",
-            created=self._created,
-            model=self._model,
-            choices=[choice],
-            usage=usage,
-        )
-
-    def opening(self) -> list[BaseModel]:
-        """See :class:`Wording`."""
-        return [self._chunk(_delta_choices(Delta(role="assistant", content=""), None))]
-
-    def piece(self, text: str | None, reason: wire.FinishReason | None) -> ChatChunk:
-        """See :class:`Wording`."""
-        return self._chunk(_delta_choices(Delta() if text is None else Delta(content=text), reason))
-
-    def usage(self, usage: Usage) -> ChatChunk:
-        """See :class:`Wording`."""
-        return self._chunk([], usage)
-
-    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
-        body = ChatChunk(
-            id=self._id,
-            object="chat.completion.chunk",
-            created=self._created,
-            model=self._model,
-            choices=choices,
-        )
-        return body if usage is None else body.model_copy(update={"usage": usage})
-
-
-def _delta_choices(delta: Delta, reason: wire.FinishReason | None) -> list[ChatChunkChoice]:
-    return [ChatChunkChoice(index=0, delta=delta, finish_reason=reason, logprobs=None)]

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from .. import errors
+from .. import errors, wire
 from ..api import ErrorReply, SamplingBody
+from ..grammars import check_grammar
 from ..tokenizer import Piece
 from .call import Role
 from .disconnect import unless_disconnected
+from .holes import make_grammar
 from .http_errors import error_detail, error_responses
-from .openai_answers import (
-    ChatCompletion,
-    ChatWording,
-    Completion,
-    CompletionWording,
-    ModelCard,
-    ModelList,
-    Usage,
-    Wording,
-)
+from .logprobs import GeneratedId, read_logprobs
+from .openai_answers import ChatCompletion, Completion, ModelCard, ModelList, Usage
 from .openai_bodies import ChatRequest, CompletionRequest, OpenAIRequest
+from .openai_wording import Answer, ChatWording, CompletionWording, Wording
 from .service import Service
-from .single import SingleCall
+from .single import End, Pieces, SingleCall, pieces_of
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for this route
 _ERRORS = error_responses(
@@ -64,8 +60,8 @@ def openai_router(service: Service) -> APIRouter:
         service.check_model(body.model)
         prompt = _completion_prompt(body)
         wording = CompletionWording(body.model)
-        sampling = body.sampling(body.max_tokens or _COMPLETION_MAX_TOKENS)
-        return await _answer(request, service, prompt, sampling, wording, body)
+        samplings = body.samplings(body.max_tokens or _COMPLETION_MAX_TOKENS)
+        return await _answer(request, service, prompt, samplings, wording, body)
 
     @router.post("/chat/completions", response_model=ChatCompletion, responses=_ERRORS)
     async def chat(request: Request, body: ChatRequest) -> Response:
@@ -77,7 +73,7 @@ def openai_router(service: Service) -> APIRouter:
         )
         wording = ChatWording(body.model)
         max_tokens = body.max_completion_tokens or body.max_tokens or service.config.default_max_tokens
-        return await _answer(request, service, prompt, body.sampling(max_tokens), wording, body)
+        return await _answer(request, service, prompt, body.samplings(max_tokens), wording, body)
 
     return router
 
@@ -113,39 +109,75 @@ async def _answer(
     request: Request,
     service: Service,
     prompt: list[Piece] | list[int],
-    sampling: SamplingBody,
+    samplings: list[SamplingBody],
     wording: Wording,
     body: OpenAIRequest,
 ) -> Response:
-    fill = await unless_disconnected(request, service.encode(prompt, sampling.max_tokens or 1))
-    single = service.start_single(fill, sampling, stream=bool(body.stream))
+    service.check_ids(samplings[0])
+    await unless_disconnected(request, _check_grammar(samplings[0]))
+    fill = await unless_disconnected(request, service.encode(prompt, samplings[0].max_tokens or 1))
+    pieces: Pieces = asyncio.Queue()
+    singles = service.start_singles(fill, samplings, pieces, stream=bool(body.stream))
+
+    def end() -> None:
+        for single in singles:
+            service.end_single(single)
+
     if body.stream:
-        events = _events(single, wording, with_usage=body.wants_usage)
-        return _EventStream(events, lambda: service.end_single(single))
+        return _EventStream(_events(service, singles, pieces, wording, with_usage=body.wants_usage), end)
     try:
-        await unless_disconnected(request, single.variable.wait())
-        text = single.variable.result()
+        answers = await unless_disconnected(request, _answers(service, singles))
     finally:
-        service.end_single(single)
-    answer = wording.whole(text, single.finish_reason, _usage(single))
+        end()
+    answer = wording.whole(answers, _usage(singles))
     return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
 
 
-def _usage(single: SingleCall) -> Usage:
-    call = single.call
-    return Usage.of(call.prompt_tokens, call.output_tokens, call.cached_tokens)
+async def _check_grammar(sampling: SamplingBody) -> None:
+    """Raise :class:`InvalidRequest` for an impossible schema before a stream begins."""
+    grammar = make_grammar(sampling)
+    if grammar is not None:
+        await asyncio.to_thread(check_grammar, grammar, param="response_format")
 
 
-async def _events(single: SingleCall, wording: Wording, *, with_usage: bool) -> AsyncIterator[str]:
-    """Server-sent events: the text, finish_reason, usage with no choices, [DONE]."""
+async def _answers(service: Service, singles: Sequence[SingleCall]) -> list[Answer]:
+    answers = []
+    for single in singles:
+        await single.variable.wait()
+        text = single.variable.result()
+        answers.append(Answer(text, single.finish_reason, _likelihoods(service, single.logprobs)))
+    return answers
+
+
+def _likelihoods(service: Service, logprobs: wire.Logprobs | None) -> list[GeneratedId] | None:
+    return None if logprobs is None else read_logprobs(logprobs, service.token_bytes)
+
+
+def _usage(singles: Sequence[SingleCall]) -> Usage:
+    """Answers share their prompt, which counts once, with what was in the cache before them."""
+    calls = [single.call for single in singles]
+    return Usage.of(
+        calls[0].prompt_tokens,
+        sum(call.output_tokens for call in calls),
+        min(call.cached_tokens for call in calls),
+    )
+
+
+async def _events(
+    service: Service, singles: Sequence[SingleCall], pieces: Pieces, wording: Wording, *, with_usage: bool
+) -> AsyncIterator[str]:
+    """Server-sent events: the texts, each with its finish_reason, usage with no choices, [DONE]."""
     try:
-        for opening in wording.opening():
-            yield _event(opening)
-        async for piece in single.pieces():
-            yield _event(wording.piece(piece, None))
-        yield _event(wording.piece(None, single.finish_reason))
+        for single in singles:
+            for opening in wording.opening(single.index):
+                yield _event(opening)
+        async for piece in pieces_of(singles, pieces):
+            if isinstance(piece, End):
+                yield _event(wording.end(piece.index, singles[piece.index].finish_reason))
+            else:
+                yield _event(wording.piece(piece.index, piece.text, _likelihoods(service, piece.logprobs)))
         if with_usage:
-            yield _event(wording.usage(_usage(single)))
+            yield _event(wording.usage(_usage(singles)))
     except errors.ParrotError as error:
         yield _event(ErrorReply(error=error_detail(error.to_info())))
     yield "data: [DONE]\n\n"

@@ -1,7 +1,7 @@
 """Bodies of the OpenAI-compatible routes, as far as this version implements them.
 
 What is not implemented is refused by name unless its value is the neutral one, so that a client never
-believes a parameter was obeyed that was not.
+believes a parameter was obeyed that was not. Beside OpenAI's own, vLLM's sampling parameters are taken.
 """
 
 from __future__ import annotations
@@ -9,29 +9,32 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..api import SamplingBody, Text
-from ..errors import UnsupportedParameter
+from ..api import MAX_LOGPROBS, SamplingBody, Text
+from ..errors import InvalidRequest, UnsupportedParameter
+from .http_errors import invalid_request
 
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
+MAX_ANSWERS = 128
+_SEED_BITS = 62
 _HARMLESS = frozenset(
     {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier"}
     | {"prompt_cache_key", "prompt_cache_retention"}
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "echo": (False,),
-    "logprobs": (False,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
+_FIXES = {"echo": "; ask without echo, and put the prompt before the text yourself"}
+# Fields that are those of SamplingBody by name and meaning; what they may be is checked there.
+_SAME = (
+    *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "stop_token_ids", "min_tokens", "ignore_eos"),
+)
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+TopLogprobs = Annotated[int, Field(strict=True, ge=0, le=MAX_LOGPROBS)]
 
 
 class StreamOptions(BaseModel):
@@ -41,6 +44,41 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+class JsonSchemaFormat(BaseModel):
+    """A JSON schema that the answer must be valid under. It is always enforced, ``strict`` or not."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: Text = ""
+    description: Text | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel):
+    """Any text."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text"]
+
+
+class JsonObjectFormat(BaseModel):
+    """Any JSON object."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["json_object"]
+
+
+class SchemaFormat(BaseModel):
+    """JSON under a schema."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaFormat
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")]
+
+
 class OpenAIRequest(BaseModel):
     """What both routes take."""
 
@@ -48,13 +86,24 @@ class OpenAIRequest(BaseModel):
 
     model: Text
     max_tokens: int | None = Field(default=None, ge=1, le=2**20)
-    temperature: float | None = Field(default=None, ge=0.0, le=10.0)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    n: int | None = Field(default=None, ge=1, le=MAX_ANSWERS)
+    best_of: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    ignore_eos: bool = False
 
     def refuse_unsupported(self) -> None:
         """Raise :class:`UnsupportedParameter` for the first parameter that would change the answer."""
@@ -62,7 +111,12 @@ class OpenAIRequest(BaseModel):
             if value is None or name in _HARMLESS or _is_neutral(name, value):
                 continue
             raise UnsupportedParameter(
-                f"{name} = {value!r:.100} is not supported by this version", param=name
+                f"{name} = {value!r:.100} is not supported by this version{_FIXES.get(name, '')}", param=name
+            )
+        if self.best_of not in (None, self.n or 1):
+            raise UnsupportedParameter(
+                f"best_of = {self.best_of} is not supported; leave it out and choose among n answers",
+                param="best_of",
             )
 
     @property
@@ -70,27 +124,50 @@ class OpenAIRequest(BaseModel):
         """Whether the stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, max_tokens: int) -> SamplingBody:
-        """How the answer is decoded; the temperature's default is OpenAI's, 1."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives to log for each id; None: no log-probabilities."""
+        raise NotImplementedError
+
+    def samplings(self, max_tokens: int) -> list[SamplingBody]:
+        """How each of the n answers is decoded: their seeds are consecutive. The temperature's default is
+        OpenAI's, 1. Raises :class:`InvalidRequest` naming the parameter."""
+        fields = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         temperature = 1.0 if self.temperature is None else self.temperature
         seed = self.seed
         if seed is None and temperature > 0:
-            seed = secrets.randbits(
-                62
-            )  # so that a call that runs again after its engine's loss repeats itself
-        return SamplingBody(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            seed=seed,
-            stop=tuple(stop),
-            ignore_eos=self.ignore_eos,
-        )
+            # So that a call that runs again after its engine's loss repeats itself.
+            seed = secrets.randbits(_SEED_BITS)
+        fields |= {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop or [],
+            "logprobs": self.num_logprobs,
+            "schema": self._schema(),
+        }
+        try:
+            return [
+                SamplingBody.model_validate({**fields, "seed": seed if seed is None else seed + index})
+                for index in range(self.n or 1)
+            ]
+        except ValidationError as error:
+            refusal = invalid_request(error.errors())
+            if refusal.param == "schema":
+                refusal = InvalidRequest(f"response_format: {refusal.message}", param="response_format")
+            raise refusal from None
+
+    def _schema(self) -> dict[str, Any] | None:
+        match self.response_format:
+            case JsonObjectFormat():
+                return {"type": "object"}
+            case SchemaFormat(json_schema=wanted):
+                return wanted.json_schema
+            case _:
+                return None
 
 
 def _is_neutral(name: str, value: object) -> bool:
-    """Whether a parameter says what happens anyway; ``logprobs`` 0 asks for something, though 0 == False."""
+    """Whether a parameter says what happens anyway; 0 is not False here."""
     return any(
         value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
         for neutral in _NEUTRAL.get(name, ())
@@ -101,6 +178,11 @@ class CompletionRequest(OpenAIRequest):
     """``POST /v1/completions``. Control strings in the prompt become control tokens; ids are taken as is."""
 
     prompt: Text | list[Text] | list[int] | list[list[int]]
+    logprobs: TopLogprobs | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class TextPart(BaseModel):
@@ -130,9 +212,17 @@ class ChatRequest(OpenAIRequest):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**20)
+    logprobs: Annotated[bool, Field(strict=True)] | None = None
+    top_logprobs: TopLogprobs | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs = true; set it too", param="top_logprobs")
         for message in self.messages:
             for name, value in (message.model_extra or {}).items():
                 if value not in (None, []) and name != "name":

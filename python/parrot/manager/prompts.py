@@ -81,7 +81,7 @@ class PromptBuilder:
     """Encodes calls. Methods may run in any thread."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer)
         self._longest_token_bytes = max(
             (len(token.encode("utf-8", "replace")) for token in tokenizer.backend.get_vocab()), default=1
@@ -120,7 +120,7 @@ class PromptBuilder:
 
     def from_ids(self, token_ids: Sequence[int]) -> EncodedPrompt:
         """A prompt that is ids already. Raises :class:`InvalidRequest` for one outside the vocabulary."""
-        vocab_size = self._tokenizer.vocab_size
+        vocab_size = self.tokenizer.vocab_size
         wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
         if wrong is not None:
             raise InvalidRequest(f"token {wrong} is outside [0, {vocab_size})", param="prompt")
@@ -134,7 +134,7 @@ class PromptBuilder:
         roles = [role for role, _ in contents]
         return [
             Piece(part, control=True) if isinstance(part, str) else Piece(contents[part][1])
-            for part in render_chat(self._tokenizer, roles, add_generation_prompt=True)
+            for part in render_chat(self.tokenizer, roles, add_generation_prompt=True)
         ]
 
     def refuse_hopeless(self, num_chars: int, limits: Limits) -> None:
@@ -155,7 +155,7 @@ class PromptBuilder:
         by_message: dict[int, list[Part]] = {}
         for part in call.parts:
             by_message.setdefault(part.message, []).append(part)
-        for glue in render_chat(self._tokenizer, call.roles, add_generation_prompt=False):
+        for glue in render_chat(self.tokenizer, call.roles, add_generation_prompt=False):
             if isinstance(glue, str):
                 yield glue
             else:

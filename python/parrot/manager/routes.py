@@ -35,6 +35,7 @@ _GET_ERRORS = (
     errors.Cancelled,
     errors.SessionClosed,
     errors.TransformFailed,
+    errors.TypedOutputFailed,
     errors.UpstreamFailed,
     errors.EngineError,
     errors.EngineLost,

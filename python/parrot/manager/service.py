@@ -16,11 +16,13 @@ from ..errors import (
     SessionClosed,
     Unavailable,
 )
-from ..tokenizer import EncodedPrompt, Piece
+from ..tokenizer import EncodedPrompt, Piece, TokenBytes
 from .call import Call
 from .executor import Executor
+from .logprobs import read_logprobs, to_body
 from .session import SessionTable
-from .single import SingleCall
+from .single import Pieces, SingleCall
+from .variable import Variable
 from .views import graph_view
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ class Service:
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.config = executor.config
+        self.token_bytes = TokenBytes(executor.prompts.tokenizer.backend)
         self._sessions = SessionTable(self.config)
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -79,6 +82,9 @@ class Service:
         self.executor.check_open(len(body.calls))
         for call in body.calls:
             self.check_model(call.model)
+            for placeholder in call.placeholders:
+                if placeholder.sampling is not None:
+                    self.check_ids(placeholder.sampling)
         if body.create_session:
             self.create_session(body.session_id)
         session = self._sessions.get(body.session_id)
@@ -101,7 +107,16 @@ class Service:
             ended = await variable.wait(None if body.timeout_ms is None else body.timeout_ms / 1000)
         if not ended:
             return api.GetReply(semantic_var_id=variable.id, status="pending")
-        return api.GetReply(semantic_var_id=variable.id, status="ready", value=variable.result())
+        value = variable.result()
+        logprobs = self._logprobs(variable)
+        return api.GetReply(semantic_var_id=variable.id, status="ready", value=value, logprobs=logprobs)
+
+    def _logprobs(self, variable: Variable) -> tuple[api.TokenLogprobs, ...] | None:
+        """Of what the variable's producer generated, if that was asked for."""
+        if variable.producer is None:
+            return None
+        logprobs = variable.producer.steps[variable.producer_step].output.binding.logprobs
+        return None if logprobs is None else to_body(read_logprobs(logprobs, self.token_bytes))
 
     def set_value(self, body: api.SetBody) -> None:
         """A value from outside."""
@@ -123,6 +138,17 @@ class Service:
         """Raise :class:`ModelNotFound` for a model that is not served here."""
         if name is not None and name != self.config.model:
             raise ModelNotFound(f"model {name!r} is not served here; {self.config.model!r} is", param="model")
+
+    def check_ids(self, sampling: api.SamplingBody) -> None:
+        """Raise :class:`InvalidRequest` for an id outside the vocabulary."""
+        vocab_size = self.executor.prompts.tokenizer.vocab_size
+        for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            wrong = next((token for token in ids if token >= vocab_size), None)
+            if wrong is not None:
+                raise InvalidRequest(
+                    f"{name}: token id {wrong} is outside the vocabulary [0, {vocab_size}); leave it out",
+                    param=name,
+                )
 
     # --- one-call sessions ---
 
@@ -148,11 +174,24 @@ class Service:
             return (await asyncio.to_thread(builder.encode, [pieces], first_step=0))[0]
         return builder.encode([pieces], first_step=0)[0]
 
-    def start_single(self, fill: EncodedPrompt, sampling: api.SamplingBody, *, stream: bool) -> SingleCall:
-        """Run one latency-bound call outside any session; :meth:`end_single` must follow."""
-        self.executor.check_open(1)
+    def start_singles(
+        self, fill: EncodedPrompt, samplings: Sequence[api.SamplingBody], pieces: Pieces, *, stream: bool
+    ) -> list[SingleCall]:
+        """Run latency-bound calls of one prompt outside any session; :meth:`end_single` must follow for each.
+
+        The prompt is encoded once, and computed once by an engine that runs several of them: each forks the
+        context of the first."""
+        self.executor.check_open(len(samplings))
+        return [
+            self._start_single(fill, sampling, pieces, index, stream=stream)
+            for index, sampling in enumerate(samplings)
+        ]
+
+    def _start_single(
+        self, fill: EncodedPrompt, sampling: api.SamplingBody, pieces: Pieces, index: int, *, stream: bool
+    ) -> SingleCall:
         session = self._sessions.create_detached()
-        single = SingleCall(session, stream=stream)
+        single = SingleCall(session, pieces, index=index, stream=stream)
         output = api.PlaceholderBody(name="output", kind="output", sampling=sampling)
         call = api.CallBody(prompt="{{output}}", placeholders=(output,), objective="LATENCY")
         body = api.SubmitBody(session_id=session.session_id, calls=(call,))

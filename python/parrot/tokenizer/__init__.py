@@ -2,6 +2,7 @@
 
 from .chat import render_chat
 from .segments import EncodedPrompt, Piece, PromptEncoder
+from .token_bytes import TokenBytes
 from .tokenizer import Tokenizer
 
-__all__ = ["EncodedPrompt", "Piece", "PromptEncoder", "Tokenizer", "render_chat"]
+__all__ = ["EncodedPrompt", "Piece", "PromptEncoder", "TokenBytes", "Tokenizer", "render_chat"]

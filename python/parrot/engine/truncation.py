@@ -1,0 +1,60 @@
+"""Top-k and top-p: which ids of a row may be drawn.
+
+Sorting a whole vocabulary costs more than the rest of sampling, so the largest weights are looked at first;
+only rows that keep more of them are sorted. What a row keeps does not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+NUM_FIRST = 512
+
+
+def likeliest(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """bool [n, vocab]: the ``top_k`` largest weights of each row and, of those, as few of the largest as have
+    at least ``top_p`` of their sum. Of equal weights the lowest ids are kept.
+
+    ``weights`` float64 [n, vocab], not negative, the largest positive; ``top_k`` int64 [n, 1] at least 1,
+    ``top_p`` float64 [n, 1] in (0, 1].
+    """
+    vocab_size = weights.shape[1]
+    top_k = top_k.clamp(max=vocab_size)
+    if vocab_size <= NUM_FIRST:
+        return _at_least(
+            weights, *_threshold(torch.sort(weights, dim=1, descending=True).values, top_k, top_p)
+        )
+    first = torch.topk(weights, NUM_FIRST, dim=1).values
+    bound, num_kept = _threshold(first, top_k, top_p, torch.cumsum(weights, dim=1)[:, -1:])
+    # A row is settled if k ends within the first, or all of the row is the sum and p ends within the first.
+    settled = (top_k <= NUM_FIRST) | ((top_k == vocab_size) & (num_kept < NUM_FIRST))
+    rest = torch.nonzero(~settled[:, 0])[:, 0]
+    if len(rest):
+        ordered = torch.sort(weights[rest], dim=1, descending=True).values
+        bound[rest], num_kept[rest] = _threshold(ordered, top_k[rest], top_p[rest])
+    return _at_least(weights, bound, num_kept)
+
+
+def _threshold(
+    ordered: Tensor, top_k: Tensor, top_p: Tensor, whole: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The smallest weight that is kept, float64 [n, 1], and how many are kept, int64 [n, 1].
+
+    ``ordered`` float64 [n, m]: the largest weights, descending; ``whole`` [n, 1]: the sum of all of a row,
+    needed for rows whose top_k is above m."""
+    num_looked_at = ordered.shape[1]
+    cumulative = torch.cumsum(ordered, dim=1)
+    total = cumulative.gather(1, top_k.clamp(max=num_looked_at) - 1)
+    if whole is not None:
+        total = torch.where(top_k > num_looked_at, whole, total)
+    in_nucleus = cumulative - ordered < top_p * total
+    within_k = torch.arange(num_looked_at, device=ordered.device) < top_k
+    num_kept = (in_nucleus & within_k & (ordered > 0)).sum(dim=1, keepdim=True).clamp(min=1)
+    return ordered.gather(1, num_kept - 1), num_kept
+
+
+def _at_least(weights: Tensor, bound: Tensor, num_kept: Tensor) -> Tensor:
+    above, equal = weights > bound, weights == bound
+    num_equal = num_kept - above.sum(dim=1, keepdim=True)
+    return above | (equal & (torch.cumsum(equal, dim=1) <= num_equal))
