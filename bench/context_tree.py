@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from parrot._core import ContextTree
+from parrot._core import AttentionPlanner, ContextTree
 
-from .context_builder import BLOCK, Builder
+from .context_builder import BLOCK, Builder, Ids
 from .timing import Spread, latencies, print_table, resident_growth, show, show_latency, spread, time_calls
 
 PROMPT = 6_000  # tokens of the shared prefix
@@ -53,6 +53,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
         **_forks_and_opens(sizes),
         f"fork that splits a node of {PROMPT:,}": _fork_inside(sizes),
         f"block_tables, 64 x {(PROMPT + OWN) // BLOCK} blocks": _block_tables(sizes),
+        **_plans(sizes),
     }
     churn = _churn(sizes)
     print_table(
@@ -147,6 +148,41 @@ def _block_tables(sizes: Sizes) -> dict[str, Spread]:
     if (out < 0).any() or len(np.unique(out)) != PROMPT // BLOCK + 64 * OWN // BLOCK:
         raise RuntimeError("block tables with a gap, or without the shared prefix")
     return latencies(repeats)
+
+
+def _plans(sizes: Sizes) -> dict[str, dict[str, Spread]]:
+    """Attention of 256 requests on three shared levels (4,096, 8 x 1,024, 32 x 512) and up to 600 own tokens:
+    by a planner that knows nothing, and by one whose requests have each grown by a token."""
+    count, levels = 256, ((1, 4096), (8, 1024), (32, 512))
+    ids = iter(range(1_000_000))
+    shared = [[[next(ids) for _ in range(length // BLOCK)] for _ in range(width)] for width, length in levels]
+    num_shared = sum(length for _, length in levels)
+    tables = np.array(
+        [
+            [
+                *(block for level in shared for block in level[row % len(level)]),
+                *(next(ids) for _ in range(80)),
+            ]
+            for row in range(count)
+        ],
+        np.int32,
+    )
+    own = np.random.default_rng(0).integers(1, 600, count, dtype=np.int32)
+    buffers = (np.empty((8192, 8), np.int32), np.empty((65536, 2), np.int32), np.empty(count + 1, np.int32))
+
+    def plan(planner: AttentionPlanner, own: Ids) -> None:
+        planner.plan(tables, num_shared + own, *buffers, group_size=4, num_kv_heads=8, num_workers=264)
+
+    anew, grown = [], []
+    for _ in range(sizes.repeats):
+        steps = [own + step for step in range(sizes.num_events // 10)]
+        anew.append(time_calls(plan, [(AttentionPlanner(), step) for step in steps]))
+        planner = AttentionPlanner()
+        plan(planner, own)
+        grown.append(time_calls(plan, [(planner, step) for step in steps]))
+        if planner.num_searches != 1:
+            raise RuntimeError(f"{planner.num_searches} searches for requests that only grew")
+    return {f"plan of {count} requests": latencies(anew), f"plan of {count} grown ones": latencies(grown)}
 
 
 def _churn(sizes: Sizes) -> dict[str, Spread]:

@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "kvcache/attention_plan.h"
 
@@ -23,10 +24,10 @@ void fill(const char* name, Int32Array& out, const std::vector<int32_t>& values)
     std::copy(values.begin(), values.end(), out.mutable_data());
 }
 
-py::tuple plan(const Int32Array& block_tables, const Int32Array& seq_lens, Int32Array& entries,
-               Int32Array& members, Int32Array& part_begin, int32_t group_size, int32_t num_kv_heads,
-               int32_t num_workers, int32_t block_size, int32_t max_rows, int32_t min_shared_tokens,
-               int32_t min_chunk_tokens, bool share) {
+py::tuple plan_step(AttentionPlanner& planner, const Int32Array& block_tables, const Int32Array& seq_lens,
+                    Int32Array& entries, Int32Array& members, Int32Array& part_begin, int32_t group_size,
+                    int32_t num_kv_heads, int32_t num_workers, int32_t block_size, int32_t max_rows,
+                    int32_t min_shared_tokens, int32_t min_chunk_tokens, bool share) {
     if (block_tables.ndim() != 2 || seq_lens.ndim() != 1 || block_tables.shape(0) != seq_lens.shape(0)) {
         throw std::invalid_argument("block_tables must be [n, max_blocks] and seq_lens [n]; got " +
                                     std::to_string(block_tables.ndim()) + " axes, " +
@@ -35,9 +36,9 @@ py::tuple plan(const Int32Array& block_tables, const Int32Array& seq_lens, Int32
     }
     const AttentionPlanOptions options{block_size, group_size,        num_kv_heads,     num_workers,
                                        max_rows,   min_shared_tokens, min_chunk_tokens, share};
-    const AttentionPlan result =
-        plan_attention({block_tables.data(), static_cast<size_t>(block_tables.size())},
-                       {seq_lens.data(), static_cast<size_t>(seq_lens.size())}, options);
+    const AttentionPlan& result =
+        planner.plan({block_tables.data(), static_cast<size_t>(block_tables.size())},
+                     {seq_lens.data(), static_cast<size_t>(seq_lens.size())}, options);
     fill("entries", entries, result.entries);
     fill("members", members, result.members);
     fill("part_begin", part_begin, result.part_begin);
@@ -45,15 +46,33 @@ py::tuple plan(const Int32Array& block_tables, const Int32Array& seq_lens, Int32
                           result.part_begin.empty() ? 0 : result.part_begin.back());
 }
 
+py::tuple plan(const Int32Array& block_tables, const Int32Array& seq_lens, Int32Array& entries,
+               Int32Array& members, Int32Array& part_begin, int32_t group_size, int32_t num_kv_heads,
+               int32_t num_workers, int32_t block_size, int32_t max_rows, int32_t min_shared_tokens,
+               int32_t min_chunk_tokens, bool share) {
+    AttentionPlanner planner;
+    return plan_step(planner, block_tables, seq_lens, entries, members, part_begin, group_size, num_kv_heads,
+                     num_workers, block_size, max_rows, min_shared_tokens, min_chunk_tokens, share);
+}
+
+// Both verbs take the same arguments and fill the same buffers.
+template <class Target, class Function>
+void define(Target& target, const char* name, Function&& function) {
+    target.def(name, std::forward<Function>(function), py::arg("block_tables").noconvert(),
+               py::arg("seq_lens").noconvert(), py::arg("entries").noconvert(),
+               py::arg("members").noconvert(), py::arg("part_begin").noconvert(), py::kw_only(),
+               py::arg("group_size"), py::arg("num_kv_heads"), py::arg("num_workers"),
+               py::arg("block_size") = 16, py::arg("max_rows") = 64, py::arg("min_shared_tokens") = 64,
+               py::arg("min_chunk_tokens") = 128, py::arg("share") = true);
+}
+
 }  // namespace
 
 void bind_attention_plan(py::module_& module) {
-    module.def("plan_attention", &plan, py::arg("block_tables").noconvert(), py::arg("seq_lens").noconvert(),
-               py::arg("entries").noconvert(), py::arg("members").noconvert(),
-               py::arg("part_begin").noconvert(), py::kw_only(), py::arg("group_size"),
-               py::arg("num_kv_heads"), py::arg("num_workers"), py::arg("block_size") = 16,
-               py::arg("max_rows") = 64, py::arg("min_shared_tokens") = 64, py::arg("min_chunk_tokens") = 128,
-               py::arg("share") = true);
+    define(module, "plan_attention", &plan);
+    py::class_<AttentionPlanner> planner(module, "AttentionPlanner");
+    planner.def(py::init<>()).def_property_readonly("num_searches", &AttentionPlanner::num_searches);
+    define(planner, "plan", &plan_step);
 }
 
 }  // namespace parrot

@@ -9,21 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parrot._core import plan_attention
+from parrot._core import AttentionPlanner, plan_attention
 
 BLOCK = 16
 
 
 class Plan:
-    """A plan's buffers, with the fields by name."""
+    """A plan's buffers, with the fields by name; made by ``planner``, or by a new one."""
 
-    def __init__(self, tables, lens, **options):
+    def __init__(self, tables, lens, planner=None, **options):
         tables, lens = np.array(tables, dtype=np.int32), np.array(lens, dtype=np.int32)
         entries = np.zeros((4096, 8), dtype=np.int32)
         members = np.zeros((65536, 2), dtype=np.int32)
         self.part_begin = np.zeros(len(lens) + 1, dtype=np.int32)
         defaults = {"group_size": 1, "num_kv_heads": 1, "num_workers": 8}
-        num_entries, num_members, self.num_parts = plan_attention(
+        plan = plan_attention if planner is None else planner.plan
+        num_entries, num_members, self.num_parts = plan(
             tables, lens, entries, members, self.part_begin, **(defaults | options)
         )
         self.entries = [
@@ -113,6 +114,81 @@ def test_parts_of_a_request_are_its_own_and_numbered_in_a_row(tree, workers):
         expected = [-1] if last - first == 1 else list(range(first, last))
         assert sorted(parts[request]) == expected
     assert plan.num_parts == plan.part_begin[-1]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(trees(), st.integers(1, 300), st.booleans(), st.data())
+def test_a_planner_that_goes_on_plans_as_a_new_one_does(tree, workers, share, data):
+    requests, lens = tree
+    next_block = 20_000
+    planner = AttentionPlanner()
+    options = {"num_workers": workers, "num_kv_heads": 2, "min_chunk_tokens": 64}
+    for _ in range(data.draw(st.integers(1, 8))):
+        change = data.draw(st.sampled_from(["grow", "grow", "grow", "shrink", "leave", "move", "share"]))
+        which = data.draw(st.integers(0, len(lens) - 1))
+        if change == "shrink":
+            lens[which] = data.draw(st.integers(1, lens[which]))
+            del requests[which][lens[which] // BLOCK :]  # what it wrote behind that goes elsewhere
+        elif change == "leave" and len(lens) > 1:
+            del requests[which], lens[which]
+        elif change == "move":  # preempted and computed again elsewhere
+            requests[which] = [next_block + n for n in range(len(requests[which]))]
+        elif change == "share":
+            share = not share
+        else:
+            lens = [length + data.draw(st.integers(0, 40)) for length in lens]
+        for request, length in zip(requests, lens, strict=True):
+            while len(request) * BLOCK < length:
+                request.append(next_block := next_block + 1)
+        next_block += 1000
+        tables = make_tables(requests)
+        plan = Plan(tables, lens, planner, share=share, **options)
+        new = Plan(tables, lens, share=share, **options)
+        assert plan.entries == new.entries
+        assert plan.part_begin.tolist() == new.part_begin.tolist()
+
+
+def test_who_shares_what_is_looked_for_only_when_it_may_have_changed():
+    prefix = list(range(40))
+    requests = [[*prefix, *range(1000 * r, 1000 * r + 9)] for r in range(1, 5)]
+    lens = [40 * BLOCK + 3] * 4
+    planner = AttentionPlanner()
+    for step in range(130):
+        Plan(make_tables(requests), [length + step for length in lens], planner)
+    assert planner.num_searches == 1
+    requests[2][45] += 500  # in use by now
+    plan = Plan(make_tables(requests), [length + 130 for length in lens], planner)
+    assert planner.num_searches == 2
+    assert any(len(members) == 4 for _, _, _, members, _ in plan.entries)
+    Plan(make_tables(requests), [length + 129 for length in lens], planner)
+    Plan(make_tables(requests[:3]), [length + 130 for length in lens[:3]], planner)
+    assert planner.num_searches == 4
+
+
+def test_a_refused_step_leaves_a_planner_as_good_as_new():
+    prefix = list(range(8))
+    requests = [[*prefix, 100, 101], [*prefix, 200, 201]]
+    planner = AttentionPlanner()
+    Plan(make_tables(requests), [130, 131], planner)
+    broken = [[*requests[0][:-1], -1], requests[1]]
+    for tables, lens in (
+        (broken, [150, 150]),
+        (requests, [150, 161]),
+        ([[-1] * 10, requests[1]], [130, 131]),
+    ):
+        with pytest.raises(ValueError, match=r"block_tables\[0, \d\] = -1|seq_lens\[1\] = 161"):
+            Plan(tables, lens, planner)
+        assert Plan(requests, [149, 150], planner).entries == Plan(requests, [149, 150]).entries
+
+
+def test_the_order_of_a_plan_does_not_depend_on_block_ids():
+    requests = [[0, 1, 2, 3, 4, 10 + r % 3, 20 + r] for r in range(9)]
+    renamed = [[1000 - block for block in request] for request in requests]
+    lens = [7 * BLOCK] * 9
+    assert (
+        Plan(requests, lens, min_shared_tokens=16).entries
+        == Plan(renamed, lens, min_shared_tokens=16).entries
+    )
 
 
 def test_a_shared_prefix_is_read_by_one_entry_per_tile_of_members():

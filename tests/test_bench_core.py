@@ -9,10 +9,10 @@ from bench.timing import percentile_us, spread
 
 def test_the_context_tree_is_measured() -> None:
     sizes = context_tree.Sizes(
-        batches=(4,), num_steps=20, num_events=8, num_parents=2, num_turns=100, num_cached=4, repeats=2
+        batches=(4,), num_steps=20, num_events=20, num_parents=2, num_turns=100, num_cached=4, repeats=2
     )
     result = context_tree.measure(sizes)
-    assert len(result["events"]) == 4
+    assert len(result["events"]) == 6
     assert all(figure["p99_us"]["least"] > 0 for figure in result["events"].values())
     assert result["extends_per_s"]["4"]["least"] > 0
     assert result["churn"]["evicted_per_s"]["least"] > 0

@@ -1,256 +1,208 @@
 #include "kvcache/attention_plan.h"
 
 #include <algorithm>
-#include <map>
+#include <functional>
+#include <limits>
+#include <numeric>
 #include <stdexcept>
-#include <string>
-#include <utility>
 
 namespace parrot {
 namespace {
 
-constexpr int32_t kEntryFields = 8;
 constexpr int32_t kTileTokens = 64;  // the kernel's pipeline stage: ranges are cut at multiples of it
 constexpr int32_t kEntryCost = 80;   // tokens' worth of time that an entry costs besides its tokens
 
-// A range of tokens and the requests that attend to it.
-struct Segment {
-    int32_t begin, end;
-    int32_t first, count;  // slice of Planner::order_
-};
+int32_t ceil_div(int32_t value, int32_t divisor) { return (value + divisor - 1) / divisor; }
+int32_t num_tiles(int32_t tokens) { return ceil_div(tokens, kTileTokens); }
 
-class Planner {
-  public:
-    Planner(std::span<const int32_t> block_tables, std::span<const int32_t> seq_lens,
-            const AttentionPlanOptions& options)
-        : tables_(block_tables),
-          lens_(seq_lens),
-          options_(options),
-          num_requests_(static_cast<int32_t>(seq_lens.size())),
-          max_blocks_(num_requests_ ? static_cast<int32_t>(block_tables.size() / seq_lens.size()) : 0) {}
+int64_t entry_time(int32_t tiles) { return static_cast<int64_t>(tiles) * kTileTokens + kEntryCost; }
 
-    AttentionPlan run() {
-        validate();
-        order_.resize(num_requests_);
-        for (int32_t r = 0; r < num_requests_; ++r) order_[r] = r;
-        if (options_.share) {
-            find_segments();
-        } else {
-            for (int32_t i = 0; i < num_requests_; ++i) add_segment(0, lens_[order_[i]], i, 1);
-        }
-        return emit();
+void check(const AttentionPlanOptions& options) {
+    if (options.block_size < 1 || options.group_size < 1 || options.num_kv_heads < 1 ||
+        options.num_workers < 1 || options.max_rows < options.group_size) {
+        throw std::invalid_argument(
+            "plan_attention: block_size, group_size, num_kv_heads and num_workers must be positive and "
+            "max_rows "
+            "at least group_size");
     }
-
-  private:
-    int32_t block(int32_t request, int32_t index) const {
-        return tables_[size_t(request) * max_blocks_ + index];
-    }
-
-    void validate() const {
-        if (options_.block_size < 1 || options_.group_size < 1 || options_.num_kv_heads < 1 ||
-            options_.num_workers < 1 || options_.max_rows < options_.group_size) {
-            throw std::invalid_argument(
-                "plan_attention: block_size, group_size, num_kv_heads and num_workers must "
-                "be positive and max_rows at least group_size");
-        }
-        for (int32_t r = 0; r < num_requests_; ++r) {
-            const int64_t room = int64_t(max_blocks_) * options_.block_size;
-            if (lens_[r] < 1 || lens_[r] > room) {
-                throw std::invalid_argument("seq_lens[" + std::to_string(r) +
-                                            "] = " + std::to_string(lens_[r]) + " is outside [1, " +
-                                            std::to_string(room) + "]");
-            }
-            const int32_t used = (lens_[r] + options_.block_size - 1) / options_.block_size;
-            for (int32_t b = 0; b < used; ++b) {
-                if (block(r, b) < 0) {
-                    throw std::invalid_argument("block_tables[" + std::to_string(r) + ", " +
-                                                std::to_string(b) + "] = " + std::to_string(block(r, b)) +
-                                                " within seq_lens");
-                }
-            }
-        }
-    }
-
-    // A set of requests (slice of order_) whose blocks agree before `index`; tokens from `begin` on are not
-    // in a segment yet.
-    struct Group {
-        int32_t first, count, begin, index;
-    };
-
-    void find_segments() {
-        std::vector<Group> stack{{0, num_requests_, 0, 0}};
-        while (!stack.empty()) {
-            Group group = stack.back();
-            stack.pop_back();
-            if (group.count == 1) {
-                add_segment(group.begin, lens_[order_[group.first]], group.first, 1);
-                continue;
-            }
-            const int32_t agreed = common_blocks(group);
-            const int32_t end = agreed * options_.block_size;
-            if (end - group.begin >= options_.min_shared_tokens) {
-                add_segment(group.begin, end, group.first, group.count);
-                group.begin = end;
-            }
-            group.index = agreed;
-            split(group, stack);
-        }
-    }
-
-    // First block index at which the group's members differ, or at which one of them has no full block.
-    int32_t common_blocks(const Group& group) const {
-        int32_t limit = max_blocks_;
-        for (int32_t i = 0; i < group.count; ++i) {
-            limit = std::min(limit, lens_[order_[group.first + i]] / options_.block_size);
-        }
-        const int32_t* lead = &tables_[size_t(order_[group.first]) * max_blocks_];
-        for (int32_t i = 1; i < group.count && limit > group.index; ++i) {
-            const int32_t* other = &tables_[size_t(order_[group.first + i]) * max_blocks_];
-            limit = static_cast<int32_t>(
-                std::mismatch(lead + group.index, lead + limit, other + group.index).first - lead);
-        }
-        return std::max(limit, group.index);
-    }
-
-    // Parts a group by its next block. Members without another full block, or with no token left, stand
-    // alone.
-    void split(const Group& group, std::vector<Group>& stack) {
-        const auto first = order_.begin() + group.first;
-        const int32_t begin = group.begin, index = group.index;
-        const auto key = [&](int32_t request) {
-            const bool full = lens_[request] / options_.block_size > index;
-            return full ? block(request, index) : -1 - request;
-        };
-        std::stable_sort(first, first + group.count, [&](int32_t a, int32_t b) { return key(a) < key(b); });
-        for (int32_t i = 0; i < group.count;) {
-            int32_t j = i + 1;
-            while (j < group.count && key(first[j]) == key(first[i])) ++j;
-            if (lens_[first[i]] > begin || j - i > 1) stack.push_back({group.first + i, j - i, begin, index});
-            i = j;
-        }
-    }
-
-    void add_segment(int32_t begin, int32_t end, int32_t first, int32_t count) {
-        if (end <= begin) return;
-        // Later splits reorder order_ within a group, never across it, so that the slice keeps its members.
-        segments_.push_back({begin, end, first, count});
-    }
-
-    int32_t num_tiles(const Segment& s) const {
-        const int32_t tile_members = options_.max_rows / options_.group_size;
-        return (s.count + tile_members - 1) / tile_members;
-    }
-
-    // Tokens per entry: the candidate with which the workers would be done first.
-    int32_t choose_chunk() const {
-        int32_t longest = kTileTokens;
-        for (const Segment& s : segments_) longest = std::max(longest, s.end - s.begin);
-        int32_t best = round_up(longest);
-        int64_t best_time = makespan(best);
-        for (int32_t chunk = best; chunk > options_.min_chunk_tokens;) {
-            chunk = std::min(chunk - kTileTokens, round_up(chunk * 5 / 6));
-            if (chunk < options_.min_chunk_tokens) break;
-            const int64_t time = makespan(chunk);
-            if (time < best_time) {
-                best = chunk;
-                best_time = time;
-            }
-        }
-        return best;
-    }
-
-    static int32_t round_up(int32_t tokens) { return (tokens + kTileTokens - 1) / kTileTokens * kTileTokens; }
-
-    // When the last worker would finish, in tokens, if workers took the entries longest first: levels of
-    // equally loaded workers, filled from the lowest.
-    int64_t makespan(int32_t chunk) const {
-        std::vector<int64_t> entries(chunk / kTileTokens + 1, 0);  // by length in tiles
-        for (const Segment& s : segments_) {
-            const int32_t splits = num_splits(s, chunk);
-            const int64_t copies = int64_t(num_tiles(s)) * options_.num_kv_heads;
-            const int32_t per_split = round_up((s.end - s.begin + splits - 1) / splits);
-            entries[per_split / kTileTokens] += copies * (splits - 1);
-            entries[round_up(s.end - s.begin - (splits - 1) * per_split) / kTileTokens] += copies;
-        }
-        std::map<int64_t, int64_t> workers{{0, options_.num_workers}};  // load -> how many workers have it
-        for (size_t tiles = entries.size() - 1; tiles > 0; --tiles) {
-            const int64_t cost = int64_t(tiles) * kTileTokens + kEntryCost;
-            for (int64_t left = entries[tiles]; left > 0;) {
-                auto lowest = workers.extract(workers.begin());
-                const int64_t taken = std::min(left, lowest.mapped());
-                workers[lowest.key() + cost] += taken;
-                if (taken < lowest.mapped()) workers[lowest.key()] += lowest.mapped() - taken;
-                left -= taken;
-            }
-        }
-        return workers.rbegin()->first;
-    }
-
-    AttentionPlan emit() {
-        const int32_t tile_members = options_.max_rows / options_.group_size;
-        const int32_t chunk = choose_chunk();
-        // Longest first, so that the last entries to start are short; order_ breaks ties.
-        std::stable_sort(segments_.begin(), segments_.end(), [](const Segment& a, const Segment& b) {
-            return a.count != b.count ? a.count > b.count : a.end - a.begin > b.end - b.begin;
-        });
-        count_parts(chunk);
-        AttentionPlan plan;
-        plan.part_begin = part_begin_;
-        std::vector<int32_t> next(part_begin_.begin(), part_begin_.end() - 1);
-        for (const Segment& s : segments_) {
-            for (int32_t tile = 0; tile < s.count; tile += tile_members) {
-                emit_tile(plan, s, tile, std::min(tile_members, s.count - tile), chunk, next);
-            }
-        }
-        return plan;
-    }
-
-    int32_t num_splits(const Segment& s, int32_t chunk) const {
-        return std::max<int32_t>(1, (s.end - s.begin + chunk - 1) / chunk);
-    }
-
-    void count_parts(int32_t chunk) {
-        part_begin_.assign(num_requests_ + 1, 0);
-        for (const Segment& s : segments_) {
-            for (int32_t i = 0; i < s.count; ++i)
-                part_begin_[order_[s.first + i] + 1] += num_splits(s, chunk);
-        }
-        for (int32_t r = 0; r < num_requests_; ++r) part_begin_[r + 1] += part_begin_[r];
-    }
-
-    void emit_tile(AttentionPlan& plan, const Segment& s, int32_t tile, int32_t count, int32_t chunk,
-                   std::vector<int32_t>& next) const {
-        const int32_t splits = num_splits(s, chunk);
-        const int32_t per_split = round_up((s.end - s.begin + splits - 1) / splits);
-        for (int32_t k = 0; k < splits; ++k) {
-            const int32_t begin = std::min(s.end, s.begin + k * per_split);
-            const int32_t end = std::min(s.end, begin + per_split);
-            const int32_t first_member = static_cast<int32_t>(plan.members.size() / 2);
-            for (int32_t i = 0; i < count; ++i) {
-                const int32_t request = order_[s.first + tile + i];
-                const bool whole = part_begin_[request + 1] - part_begin_[request] == 1;
-                plan.members.insert(plan.members.end(), {request, whole ? -1 : next[request]++});
-            }
-            const int32_t lead = order_[s.first + tile], part = plan.members[2 * first_member + 1];
-            plan.entries.insert(plan.entries.end(), {lead, begin, end, first_member, count, part, 0, 0});
-        }
-    }
-
-    std::span<const int32_t> tables_;
-    std::span<const int32_t> lens_;
-    AttentionPlanOptions options_;
-    int32_t num_requests_;
-    int32_t max_blocks_;
-    std::vector<int32_t> order_;
-    std::vector<Segment> segments_;
-    std::vector<int32_t> part_begin_;
-};
+}
 
 }  // namespace
 
+const AttentionPlan& AttentionPlanner::plan(std::span<const int32_t> block_tables,
+                                            std::span<const int32_t> seq_lens,
+                                            const AttentionPlanOptions& options) {
+    check(options);
+    options_ = options;
+    segments_.update(block_tables, seq_lens, options.block_size, options.min_shared_tokens, options.share);
+    collect_loads();
+    chunk_tiles_ = choose_chunk_tiles();
+    emit();
+    return plan_;
+}
+
+int32_t AttentionPlanner::num_member_tiles(const AttentionSegment& segment) const {
+    return ceil_div(segment.count, options_.max_rows / options_.group_size);
+}
+
+// Even entries of at most a chunk; rounding them up to tiles may make fewer do.
+AttentionPlanner::Cut AttentionPlanner::cut(int32_t tiles, int32_t chunk_tiles) {
+    const int32_t each = ceil_div(tiles, ceil_div(tiles, chunk_tiles));
+    return {ceil_div(tiles, each), each};
+}
+
+AttentionPlanner::Cut AttentionPlanner::cut(const AttentionSegment& segment) const {
+    return cut(num_tiles(segment.end - segment.begin), chunk_tiles_);
+}
+
+// Only the length in tiles matters to the balance, and many segments have the same.
+void AttentionPlanner::collect_loads() {
+    loads_.clear();
+    for (const AttentionSegment& s : segments_.segments()) {
+        loads_.push_back(
+            {num_tiles(s.end - s.begin), static_cast<int64_t>(num_member_tiles(s)) * options_.num_kv_heads});
+    }
+    std::sort(loads_.begin(), loads_.end(), [](const Load& a, const Load& b) { return a.tiles > b.tiles; });
+    size_t num_kept = 0;
+    for (const Load& load : loads_) {
+        if (num_kept > 0 && loads_[num_kept - 1].tiles == load.tiles) {
+            loads_[num_kept - 1].copies += load.copies;
+        } else {
+            loads_[num_kept++] = load;
+        }
+    }
+    loads_.resize(num_kept);
+}
+
+// Tiles per entry: the candidate with which the workers would be done first.
+int32_t AttentionPlanner::choose_chunk_tiles() {
+    const int32_t longest = loads_.empty() ? 1 : loads_.front().tiles;
+    int32_t best = longest;
+    int64_t best_time = makespan(best);
+    const int32_t least = ceil_div(std::max(options_.min_chunk_tokens, 1), kTileTokens);
+    for (int32_t chunk = longest; chunk > least;) {
+        chunk = std::min(chunk - 1, ceil_div(chunk * 5, 6));
+        if (chunk < least) break;
+        if (least_time(chunk) >= best_time) continue;
+        const int64_t time = makespan(chunk);
+        if (time < best_time) {
+            best = chunk;
+            best_time = time;
+        }
+    }
+    return best;
+}
+
+// No schedule of these entries ends sooner: the work divided evenly.
+int64_t AttentionPlanner::least_time(int32_t chunk_tiles) const {
+    int64_t work = 0;
+    for (const Load& load : loads_) {
+        const int32_t count = cut(load.tiles, chunk_tiles).count;
+        work += load.copies *
+                (static_cast<int64_t>(load.tiles) * kTileTokens + static_cast<int64_t>(count) * kEntryCost);
+    }
+    return (work + options_.num_workers - 1) / options_.num_workers;
+}
+
+// When the last worker would finish, in tokens, if workers took the entries longest first: levels of equally
+// loaded workers, filled from the lowest.
+int64_t AttentionPlanner::makespan(int32_t chunk_tiles) {
+    entries_by_tiles_.assign(static_cast<size_t>(chunk_tiles) + 1, 0);
+    for (const Load& load : loads_) {
+        const auto [count, tiles] = cut(load.tiles, chunk_tiles);
+        const int32_t rest = load.tiles - (count - 1) * tiles;
+        entries_by_tiles_[static_cast<size_t>(tiles)] += load.copies * (count - 1);
+        entries_by_tiles_[static_cast<size_t>(rest)] += load.copies;
+    }
+    const auto lowest_first = std::greater<>();
+    workers_.assign(1, {0, options_.num_workers});
+    int64_t latest = 0;
+    for (int32_t tiles = chunk_tiles; tiles > 0; --tiles) {
+        for (int64_t left = entries_by_tiles_[static_cast<size_t>(tiles)]; left > 0;) {
+            std::pop_heap(workers_.begin(), workers_.end(), lowest_first);
+            const auto [load, count] = workers_.back();
+            workers_.pop_back();
+            // Alone at their level, they take whole rounds at once.
+            const int64_t rounds = workers_.empty() ? std::max<int64_t>(1, left / count) : 1;
+            const int64_t taken = std::min(left, count);
+            const int64_t after = load + rounds * entry_time(tiles);
+            latest = std::max(latest, after);
+            workers_.push_back({after, taken});
+            std::push_heap(workers_.begin(), workers_.end(), lowest_first);
+            if (taken < count) {
+                workers_.push_back({load, count - taken});
+                std::push_heap(workers_.begin(), workers_.end(), lowest_first);
+            }
+            left -= rounds * taken;
+        }
+    }
+    return latest;
+}
+
+void AttentionPlanner::emit() {
+    order_segments();
+    count_parts();
+    plan_.entries.clear();
+    plan_.members.clear();
+    next_part_.assign(plan_.part_begin.begin(), plan_.part_begin.end() - 1);
+    const int32_t tile_members = options_.max_rows / options_.group_size;
+    for (const int32_t index : sorted_) {
+        const AttentionSegment& s = segments_.segments()[static_cast<size_t>(index)];
+        for (int32_t tile = 0; tile < s.count; tile += tile_members) {
+            emit_tile(s, tile, std::min(tile_members, s.count - tile));
+        }
+    }
+}
+
+// Longest first, so that the last entries to start are short; the order of the segments breaks ties.
+void AttentionPlanner::order_segments() {
+    const std::vector<AttentionSegment>& segments = segments_.segments();
+    sorted_.resize(segments.size());
+    std::iota(sorted_.begin(), sorted_.end(), 0);
+    std::sort(sorted_.begin(), sorted_.end(), [&](int32_t one, int32_t other) {
+        const AttentionSegment& a = segments[static_cast<size_t>(one)];
+        const AttentionSegment& b = segments[static_cast<size_t>(other)];
+        if (a.count != b.count) return a.count > b.count;
+        if (a.end - a.begin != b.end - b.begin) return a.end - a.begin > b.end - b.begin;
+        return one < other;
+    });
+}
+
+void AttentionPlanner::count_parts() {
+    std::vector<int32_t>& begin = plan_.part_begin;
+    begin.assign(static_cast<size_t>(segments_.num_requests()) + 1, 0);
+    for (const AttentionSegment& s : segments_.segments()) {
+        const int32_t count = cut(s).count;
+        for (int32_t i = 0; i < s.count; ++i) {
+            begin[static_cast<size_t>(segments_.order()[static_cast<size_t>(s.first + i)]) + 1] += count;
+        }
+    }
+    std::partial_sum(begin.begin(), begin.end(), begin.begin());
+}
+
+void AttentionPlanner::emit_tile(const AttentionSegment& s, int32_t tile, int32_t count) {
+    const int32_t* members = &segments_.order()[static_cast<size_t>(s.first + tile)];
+    const auto [num_entries, tiles] = cut(s);
+    for (int32_t k = 0; k < num_entries; ++k) {
+        const int32_t begin = s.begin + k * tiles * kTileTokens;
+        const int32_t end = std::min(s.end, begin + tiles * kTileTokens);
+        const size_t first_member = plan_.members.size() / 2;
+        for (int32_t i = 0; i < count; ++i) {
+            const auto request = static_cast<size_t>(members[i]);
+            const bool whole = plan_.part_begin[request + 1] - plan_.part_begin[request] == 1;
+            plan_.members.push_back(members[i]);
+            plan_.members.push_back(whole ? -1 : next_part_[request]++);
+        }
+        const int32_t part = plan_.members[2 * first_member + 1];
+        plan_.entries.insert(plan_.entries.end(),
+                             {members[0], begin, end, static_cast<int32_t>(first_member), count, part, 0, 0});
+    }
+}
+
 AttentionPlan plan_attention(std::span<const int32_t> block_tables, std::span<const int32_t> seq_lens,
                              const AttentionPlanOptions& options) {
-    return Planner(block_tables, seq_lens, options).run();
+    AttentionPlanner planner;
+    return planner.plan(block_tables, seq_lens, options);
 }
 
 }  // namespace parrot

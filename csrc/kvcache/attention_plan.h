@@ -1,9 +1,12 @@
 // Planning of SharedPrefixAttention: from the block tables of a batch to a flat, balanced work list.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "kvcache/attention_segments.h"
 
 namespace parrot {
 
@@ -27,11 +30,60 @@ struct AttentionPlan {
     std::vector<int32_t> part_begin;  // [num_requests + 1]
 };
 
-// Plans one decode step. Requests that name the same physical blocks share them; nothing else is assumed
-// about where the block tables come from. Deterministic. Throws std::invalid_argument for a length that is
-// not positive or exceeds its block table, or for a negative block id.
-//   block_tables  [num_requests, max_blocks]
-//   seq_lens      [num_requests], the token being decoded included
+// Plans step after step, and keeps what the next step can use again: who shares what, and its buffers. While
+// the requests are the same and only grew, the shared structure is not looked for again, and the plan is the
+// one that a new planner would make. One exception: requests that come to share a block behind all that they
+// had when the structure was last looked for read it each for themselves; a cache that copies on write never
+// makes such a block.
+class AttentionPlanner {
+  public:
+    // Plans one decode step. Requests that name the same physical blocks share them; nothing else is assumed
+    // about where the block tables come from. Deterministic. Throws std::invalid_argument for a length that
+    // is not positive or exceeds its block table, or for a negative block id. The plan is valid until the
+    // next call.
+    //   block_tables  [num_requests, max_blocks]
+    //   seq_lens      [num_requests], the token being decoded included
+    const AttentionPlan& plan(std::span<const int32_t> block_tables, std::span<const int32_t> seq_lens,
+                              const AttentionPlanOptions& options);
+    // How often the shared structure was looked for.
+    int64_t num_searches() const { return segments_.num_searches(); }
+
+  private:
+    // Segments of one length, in tiles of tokens, as far as the balance is concerned.
+    struct Load {
+        int32_t tiles;
+        int64_t copies;
+    };
+
+    // How a segment is cut: `count` entries of `tiles` each, the last one of what is left.
+    struct Cut {
+        int32_t count, tiles;
+    };
+
+    static Cut cut(int32_t tiles, int32_t chunk_tiles);
+    Cut cut(const AttentionSegment& segment) const;
+    int32_t num_member_tiles(const AttentionSegment& segment) const;
+    void collect_loads();
+    int32_t choose_chunk_tiles();
+    int64_t least_time(int32_t chunk_tiles) const;
+    int64_t makespan(int32_t chunk_tiles);
+    void emit();
+    void order_segments();
+    void count_parts();
+    void emit_tile(const AttentionSegment& segment, int32_t tile, int32_t count);
+
+    AttentionPlanOptions options_;
+    AttentionSegments segments_;
+    AttentionPlan plan_;
+    int32_t chunk_tiles_ = 1;  // of an entry at most
+    std::vector<Load> loads_;
+    std::vector<int64_t> entries_by_tiles_;
+    std::vector<std::pair<int64_t, int64_t>> workers_;  // (load, how many workers have it), a heap
+    std::vector<int32_t> sorted_;                       // segments in the order of the work list
+    std::vector<int32_t> next_part_;
+};
+
+// A single step.
 AttentionPlan plan_attention(std::span<const int32_t> block_tables, std::span<const int32_t> seq_lens,
                              const AttentionPlanOptions& options);
 

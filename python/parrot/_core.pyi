@@ -173,6 +173,34 @@ class CpuAttention:
     def num_partials(self) -> int:
         """Rows of partial results that the plan merges."""
 
+class AttentionPlanner:
+    """Plans step after step with the arguments and results of :func:`plan_attention`, which makes a new one
+    each time. While the requests (rows) are the same and only grew, who shares what is not looked for again;
+    the plan is the same. Requests that come to share a block behind all they had at the last search are an
+    exception that no copy-on-write cache makes: each reads it for itself."""
+
+    def __init__(self) -> None: ...
+    def plan(
+        self,
+        block_tables: I32,
+        seq_lens: I32,
+        entries: I32,
+        members: I32,
+        part_begin: I32,
+        *,
+        group_size: int,
+        num_kv_heads: int,
+        num_workers: int,
+        block_size: int = 16,
+        max_rows: int = 64,
+        min_shared_tokens: int = 64,
+        min_chunk_tokens: int = 128,
+        share: bool = True,
+    ) -> tuple[int, int, int]: ...
+    @property
+    def num_searches(self) -> int:
+        """How often the shared structure was looked for."""
+
 Reason = Literal["group", "sharers", "prefix", "alone"]
 
 class Placement:

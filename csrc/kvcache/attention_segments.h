@@ -1,0 +1,78 @@
+// Who shares what in a batch: the token ranges of a decode step and the requests that attend to each.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace parrot {
+
+// A range of tokens and the requests that attend to it.
+struct AttentionSegment {
+    int32_t begin, end;
+    int32_t first, count;  // slice of AttentionSegments::order()
+};
+
+// Keeps the segments of the last step: see AttentionPlanner.
+class AttentionSegments {
+  public:
+    // Throws std::invalid_argument for lengths and blocks as AttentionPlanner::plan does.
+    void update(std::span<const int32_t> block_tables, std::span<const int32_t> seq_lens, int32_t block_size,
+                int32_t min_shared_tokens, bool share);
+
+    const std::vector<AttentionSegment>& segments() const { return segments_; }
+    const std::vector<int32_t>& order() const { return order_; }  // requests, each once
+    int32_t num_requests() const { return num_requests_; }
+    int64_t num_searches() const { return num_searches_; }
+
+  private:
+    // Requests (a slice of order_) whose blocks agree before `index`; tokens from `begin` on are in no
+    // segment yet.
+    struct Group {
+        int32_t first, count, begin, index;
+    };
+    struct Settings {
+        int32_t block_size = 0, min_shared_tokens = 0;
+        bool share = false;
+        bool operator==(const Settings&) const = default;
+    };
+
+    struct Keyed {
+        int32_t key, request;
+    };
+
+    int32_t ceil_blocks(int32_t length) const {
+        return length / settings_.block_size + (length % settings_.block_size != 0 ? 1 : 0);
+    }
+    int32_t num_blocks(int32_t request) const { return ceil_blocks(lens_[static_cast<size_t>(request)]); }
+    const int32_t* row(int32_t request) const { return &tables_[size_t(request) * max_blocks_]; }
+    void check_lengths() const;
+    void check_blocks(int32_t request, int32_t first) const;
+    bool only_grew() const;
+    void grow();
+    void search();
+    void find_shared();
+    int32_t common_blocks(const Group& group) const;
+    void split(const Group& group);
+    void add_segment(int32_t begin, int32_t end, int32_t first, int32_t count);
+    void remember();
+
+    std::span<const int32_t> tables_;  // of this step
+    std::span<const int32_t> lens_;
+    int32_t num_requests_ = 0;
+    size_t max_blocks_ = 0;
+    Settings settings_;
+
+    std::vector<AttentionSegment> segments_;
+    std::vector<int32_t> order_;
+    std::vector<int32_t> own_segment_;  // [num_requests], -1: none
+    std::vector<Group> stack_;
+    std::vector<Keyed> keyed_;         // scratch of split
+    std::vector<int32_t> known_;       // [num_requests, known_stride_]: the blocks of the last step
+    std::vector<int32_t> known_lens_;  // empty: nothing is known
+    size_t known_stride_ = 0;
+    int64_t num_searches_ = 0;
+};
+
+}  // namespace parrot
