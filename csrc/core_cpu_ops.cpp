@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "concat.h"
+#include "kernels/cpu/argmax.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/rope.h"
 
@@ -130,6 +131,19 @@ void rope_append(const Floats& qkv, const Floats& cos, const Floats& sin, const 
     cpu::rope_append(call);
 }
 
+void argmax_rows(const Floats& logits, Int64s& ids) {
+    if (logits.ndim() != 2 || logits.shape(1) == 0) {
+        throw std::invalid_argument(concat("logits has the shape ", text_of(shape_of(logits)),
+                                           ", expected two axes and at least one column"));
+    }
+    check_shape("ids", ids, {logits.shape(0)});
+    const float* values = logits.data();
+    const int64_t rows = logits.shape(0), columns = logits.shape(1);
+    int64_t* out = ids.mutable_data();
+    py::gil_scoped_release release;
+    cpu::argmax_rows(values, rows, columns, out);
+}
+
 }  // namespace
 
 void bind_cpu_ops(py::module_& module) {
@@ -146,6 +160,7 @@ void bind_cpu_ops(py::module_& module) {
     module.def("rope_append", &rope_append, py::arg("qkv").noconvert(), py::arg("cos").noconvert(),
                py::arg("sin").noconvert(), py::arg("slots").noconvert(), py::arg("query").noconvert(),
                py::arg("key_cache").noconvert(), py::arg("value_cache").noconvert());
+    module.def("argmax_rows", &argmax_rows, py::arg("logits").noconvert(), py::arg("ids").noconvert());
 }
 
 }  // namespace parrot

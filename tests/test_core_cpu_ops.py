@@ -278,3 +278,30 @@ def test_slots_and_shapes_of_a_rotation_are_checked() -> None:
     rope.v = to_bf16(rope.v)
     with pytest.raises(ValueError, match="must have one dtype"):
         rope.run()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_largest_logit_and_of_equal_ones_the_first(data: st.DataObject) -> None:
+    columns = data.draw(st.sampled_from([1, 2, 7, 2047, 2048, 2049, 5000]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    scale = data.draw(st.sampled_from([0.0, 1e-40, 1.0, 1e38]))
+    logits = (rng.integers(-3, 3, (5, columns)) * scale).astype(np.float32)
+    logits[rng.integers(5), rng.integers(columns)] *= -1.0  # -0.0 among others
+    ids = np.empty(5, np.int64)
+    _core.argmax_rows(logits, ids)
+    assert (ids == logits.argmax(1)).all()
+
+
+@pytest.mark.parametrize("bad", [nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 2048, 4999])
+def test_a_row_that_is_not_finite_has_no_largest_logit(bad: float, at: int) -> None:
+    logits, ids = np.zeros((3, 5000), np.float32), np.empty(3, np.int64)
+    logits[:, 17] = 5
+    logits[1, at] = bad
+    _core.argmax_rows(logits, ids)
+    assert ids.tolist() == [17, -1, 17]
+    with pytest.raises(ValueError, match=r"ids has the shape \[2\], expected \[3\]"):
+        _core.argmax_rows(logits, ids[:2])
+    with pytest.raises(ValueError, match=r"logits has the shape \[3, 0\]"):
+        _core.argmax_rows(np.zeros((3, 0), np.float32), ids)

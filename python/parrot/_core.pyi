@@ -418,6 +418,10 @@ class PackedLinear:
     @property
     def num_bytes(self) -> int: ...
 
+def argmax_rows(logits: F32, ids: I64) -> None:
+    """``ids`` [n]: index of the largest of each row of ``logits`` [n, vocab], the lowest of equal ones; -1 for
+    a row with a NaN or an infinity."""
+
 def rope_append(
     qkv: F32, cos: F32, sin: F32, slots: I64, query: F32 | U16, key_cache: F32 | U16, value_cache: F32 | U16
 ) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._core import argmax_rows
 from ..errors import InvalidRequest
 from ..wire import Ids, Sampling
 from .logprobs import LogprobLog, log_batch
@@ -121,9 +122,9 @@ class Sampler:
         if self._plan is None or self._plan.states != states or self._plan.device != logits.device:
             self._plan = _Plan(states, logits.device, logits.shape[1])
         plan = self._plan
-        ok = torch.isfinite(logits).all(dim=1)
         if plan.is_plain:
-            return _to_list(torch.argmax(logits, dim=1), ok)
+            return _greedy(logits)
+        ok = torch.isfinite(logits).all(dim=1)
         final = logits
         if plan.shaped is not None:
             shaped = plan.shape(logits[plan.shaped].double(), positions, allowed)
@@ -134,6 +135,15 @@ class Sampler:
             ids[draw.rows] = draw.ids(final[draw.rows].double(), positions)
         plan.note(logits, ids)
         return _to_list(ids, ok)
+
+
+def _greedy(logits: Tensor) -> list[int | None]:
+    """The likeliest id of each row; None for a row that is not finite."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        found = np.empty(len(logits), np.int64)
+        argmax_rows(logits.contiguous().numpy(), found)  # one pass; torch needs two and a mask
+        return [token_id if token_id >= 0 else None for token_id in found.tolist()]
+    return _to_list(torch.argmax(logits, dim=1), torch.isfinite(logits).all(dim=1))
 
 
 def _to_list(ids: Tensor, ok: Tensor) -> list[int | None]:
