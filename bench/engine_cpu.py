@@ -83,12 +83,13 @@ class Arm:
     command: tuple[str, ...]
     options: dict[str, Any]
     shares: bool = True  # runs the workload with a shared prefix
+    max_batch: int = MAX_BATCH
 
     def runs(self, workload: Workload) -> bool:
         """Whether the arm takes part in this workload."""
         if self.name == UNSHARED:
             return workload is SHARED
-        return self.shares or not workload.shared
+        return workload.batch <= self.max_batch and (self.shares or not workload.shared)
 
 
 class Process:
@@ -231,8 +232,9 @@ def _arms(threads: int) -> list[Arm]:
             LLAMA,
             peer("PARROT_PEER_LLAMA_PYTHON"),
             (str(PEERS / "llama_cpp.py"),),
-            {**common, "gguf": str(packaged_gguf(DEFAULT_MODEL))},
+            {**common, "max_batch": 1, "gguf": str(packaged_gguf(DEFAULT_MODEL))},
             shares=False,
+            max_batch=1,  # its threads spin for each other: larger batches on a busy machine take minutes
         ),
     ]
 

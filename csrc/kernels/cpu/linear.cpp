@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kSerialElements = 4096;  // fewer inputs are packed before a second thread would have woken
 constexpr int64_t kPackBlock = 256;        // even, so that no pair is cut
 constexpr int64_t kPanelsPerItem = 8;      // of a large batch; a tile is read from the L2 cache for each
+constexpr int64_t kPrefetchBytes = 4096;   // ahead of what is multiplied, by when memory has answered
 constexpr int64_t kItemsPerThread = 8;     // so that a thread that is late costs little
 
 const LinearKernels& kernels() {
@@ -201,9 +202,9 @@ void PackedLinear::forward(const LinearInput& input, float* out, bool add) const
         std::max<int64_t>(1, num_tiles_ * panel_groups / (threads * kItemsPerThread));
     const int64_t tile_groups = ceil_div(num_tiles_, tiles_per_item);
 
-    const auto compute = [&](int64_t index, int64_t panel) {
+    const auto compute = [&](int64_t index, int64_t panel, const Ahead& ahead) {
         alignas(64) float sums[kMaxPanelRows * kTileColumns];
-        multiply(panels.panel(panel), tile(index), depth_, sums);
+        multiply(panels.panel(panel), tile(index), depth_, ahead, sums);
         const int64_t first = panel * panels.rows();
         const int64_t rows = std::min(panels.rows(), input.rows - first);
         for (int64_t r = 0; r < rows; ++r) {
@@ -217,10 +218,19 @@ void PackedLinear::forward(const LinearInput& input, float* out, bool add) const
             const int64_t last = std::min(first + tiles_per_item, num_tiles_);
             const int64_t end = std::min((group + 1) * kPanelsPerItem, panels.count());
             for (int64_t index = first; index < last; ++index) {
-                for (int64_t panel = group * kPanelsPerItem; panel < end; ++panel) compute(index, panel);
+                const int64_t begin = group * kPanelsPerItem;
+                for (int64_t panel = begin; panel < end; ++panel) {
+                    compute(index, panel, ahead(index, panel - begin, end - begin));
+                }
             }
         }
     });
+}
+
+// Where a tile is used once, a bit further on in it; else each of its uses fetches a part of the next tile.
+Ahead PackedLinear::ahead(int64_t index, int64_t use, int64_t num_uses) const {
+    if (num_uses == 1) return {tile(index) + kPrefetchBytes, kStepBytes};
+    return {tile(index + 1) + tile_bytes() * use / num_uses, kStepBytes / num_uses};
 }
 
 void PackedLinear::read_row(int64_t row, float* out) const {

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "kernels/cpu/dtype.h"
+#include "kernels/cpu/linear_kernels.h"
 
 namespace parrot::cpu {
 
@@ -45,6 +46,7 @@ class PackedLinear {
     int64_t tile_bytes() const;
     int64_t weight_row(int64_t tile, int64_t column) const;  // -1: padding
     void pack_tile(const void* weight, int64_t tile);
+    Ahead ahead(int64_t index, int64_t use, int64_t num_uses) const;
     const std::byte* tile(int64_t index) const { return data_.get() + index * tile_bytes(); }
 
     DType dtype_;

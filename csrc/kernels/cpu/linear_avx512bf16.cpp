@@ -7,12 +7,14 @@ namespace {
 
 // The sum of two products in one instruction; inputs are rounded to bf16 in pairs when panels are packed.
 template <int kRows>
-void tile_pairs(const void* panel, const void* tile, int64_t depth, float* sums) {
+void tile_pairs(const void* panel, const void* tile, int64_t depth, const Ahead& next, float* sums) {
     const int32_t* x = static_cast<const int32_t*>(panel);
     const uint16_t* w = static_cast<const uint16_t*>(tile);
+    const char* ahead = static_cast<const char*>(next.address);
     __m512 sum[kRows][2];
     for (auto& row : sum) row[0] = row[1] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < depth; k += 2, x += kRows, w += 2 * kTileColumns) {
+    for (int64_t k = 0; k < depth; k += 2, x += kRows, w += 2 * kTileColumns, ahead += next.step) {
+        prefetch<V>(ahead);
         const auto left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w));
         const auto right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w + kTileColumns));
 #pragma GCC unroll 16

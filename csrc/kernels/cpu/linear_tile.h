@@ -12,18 +12,27 @@
 
 namespace parrot::cpu {
 
+// As many lines from `ahead` on as one step of a kernel loads of a tile. Past the end it does nothing.
+template <class V>
+inline void prefetch(const char* ahead) {
+    constexpr int kBytes = V::kWidth * V::kVectors * 4;
+    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+}
+
 template <class V, int kRows>
-void tile_fp32(const void* panel, const void* tile, int64_t depth, float* sums) {
+void tile_fp32(const void* panel, const void* tile, int64_t depth, const Ahead& next, float* sums) {
     constexpr int kColumns = V::kWidth * V::kVectors;
     for (int first = 0; first < kTileColumns; first += kColumns) {
         const float* x = static_cast<const float*>(panel);
         const float* w = static_cast<const float*>(tile) + first;
+        const char* ahead = static_cast<const char*>(next.address) + 4 * first;
         typename V::Reg sum[kRows][V::kVectors];
         for (auto& row : sum) {
             for (auto& s : row) s = V::zero();
         }
-        for (int64_t k = 0; k < depth; ++k, x += kRows, w += kTileColumns) {
+        for (int64_t k = 0; k < depth; ++k, x += kRows, w += kTileColumns, ahead += next.step) {
             typename V::Reg weight[V::kVectors];
+            prefetch<V>(ahead);
 #pragma GCC unroll 8
             for (int v = 0; v < V::kVectors; ++v) weight[v] = V::load(w + v * V::kWidth);
 #pragma GCC unroll 16
@@ -42,17 +51,19 @@ void tile_fp32(const void* panel, const void* tile, int64_t depth, float* sums) 
 }
 
 template <class V, int kRows>
-void tile_bf16(const void* panel, const void* tile, int64_t depth, float* sums) {
+void tile_bf16(const void* panel, const void* tile, int64_t depth, const Ahead& next, float* sums) {
     constexpr int kColumns = V::kWidth * V::kVectors;
     for (int first = 0; first < kTileColumns; first += kColumns) {
         const float* x = static_cast<const float*>(panel);
         const uint16_t* w = static_cast<const uint16_t*>(tile) + 2 * first;
+        const char* ahead = static_cast<const char*>(next.address) + 4 * first;
         typename V::Reg sum[kRows][V::kVectors];
         for (auto& row : sum) {
             for (auto& s : row) s = V::zero();
         }
-        for (int64_t k = 0; k < depth; k += 2, x += 2 * kRows, w += 2 * kTileColumns) {
+        for (int64_t k = 0; k < depth; k += 2, x += 2 * kRows, w += 2 * kTileColumns, ahead += next.step) {
             typename V::Reg even[V::kVectors], odd[V::kVectors];
+            prefetch<V>(ahead);
 #pragma GCC unroll 8
             for (int v = 0; v < V::kVectors; ++v) V::load_pairs(w + 2 * v * V::kWidth, even[v], odd[v]);
 #pragma GCC unroll 16
