@@ -6,7 +6,7 @@ from concurrent.futures import Future, wait
 
 from llguidance import LLMatcher
 
-from ..errors import EngineError, ParrotError
+from ..errors import ParrotError
 from .call import EngineCall
 from .grammar import Grammars, Matcher
 
@@ -54,11 +54,6 @@ class CompileQueue:
 def _give_matchers(call: EngineCall, futures: dict[int, Future[LLMatcher]]) -> None:
     for verb, future in futures.items():
         grammar = call.grammars[verb]
-        try:
-            native = future.result().deep_copy()
-        except ParrotError:
-            raise
-        except Exception as error:  # of llguidance: no reason to end the engine
-            raise EngineError(f"a grammar could not be compiled: {type(error).__name__}: {error}") from None
+        native = future.result().deep_copy()
         # Log-probabilities of ids that are filled in would need logits that are not computed.
         call.matchers[verb] = Matcher(native, grammar, fast_forward=call.logprobs_of(verb) is None)

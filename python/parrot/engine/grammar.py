@@ -6,6 +6,7 @@ without being decoded one by one; they count as generated.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -18,10 +19,12 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 from torch import Tensor
 
+from ..errors import ParrotError
 from ..grammars import native_grammar, refused
 from ..tokenizer.tokenizer import Tokenizer
 from ..wire import Grammar
 
+log = logging.getLogger(__name__)
 _MAX_CACHED = 256
 _NUM_COMPILERS = 2
 Bitmask = npt.NDArray[
@@ -110,11 +113,21 @@ class Grammars:
         """Compile in a thread, or find in the cache. The result fails with :class:`InvalidRequest`."""
         known = self._compiled.get(grammar)
         if known is None:
-            known = self._compiled[grammar] = self._compilers.submit(self._compile, grammar)
+            known = self._compiled[grammar] = self._compilers.submit(self._compile_safely, grammar)
             while len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         return known
+
+    def _compile_safely(self, grammar: Grammar) -> LLMatcher:
+        try:
+            return self._compile(grammar)
+        except ParrotError:
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception; it must not end the engine
+            log.error("a %s could not be compiled", grammar.kind, exc_info=error)
+            reason = f"{type(error).__name__} while it was compiled; the engine's log has the trace"
+            raise refused(grammar, reason) from None
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         matcher = LLMatcher(self._native_tokenizer(), native_grammar(grammar), log_level=0)
@@ -146,7 +159,8 @@ class Grammars:
         if self._executor is None:
             self._executor = LLExecutor()
         open_ones = [(m.native, i) for i, m in enumerate(matchers) if m.forced_id is None]
-        fill_next_token_bitmask_par(self._executor, open_ones, masks)
+        if open_ones:
+            fill_next_token_bitmask_par(self._executor, open_ones, masks)
         for i, matcher in enumerate(matchers):
             if (forced := matcher.forced_id) is not None:
                 masks[i] = 0
