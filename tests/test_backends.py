@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,35 @@ def test_the_number_of_threads_changes_nothing(tiny_model: Path, expected: list[
     finally:
         torch.set_num_threads(before[0])
         _core.set_cpu_threads(before[1])
+
+
+IDLE = """
+import sys, time
+from parrot.engine.process import set_passive_waits
+set_passive_waits()
+import torch
+from parrot import _core
+torch.set_num_threads(2)
+_core.set_cpu_threads(2)
+from pathlib import Path
+from test_backends import run_calls
+run_calls(Path(sys.argv[1]), "native")
+torch.rand(2000, 2000).exp()  # torch's own threads have worked too
+before = time.process_time()
+time.sleep(1)
+print(time.process_time() - before)
+"""
+
+
+def test_threads_of_an_idle_engine_sleep(tiny_model: Path) -> None:
+    preload = "import tests.native_build\n" if "PARROT_CORE" in os.environ else ""
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    result = subprocess.run(
+        [sys.executable, "-c", preload + IDLE, str(tiny_model)],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < 0.05

@@ -26,6 +26,9 @@ Array = F32 | U16
 Element = TypeVar("Element", np.float32, np.uint16)
 
 
+_FIRST_POSITIONS = 2048
+
+
 class CpuOps:
     """``DecoderOps[PackedLinear, F32, Array]`` for float32 and bfloat16."""
 
@@ -36,6 +39,7 @@ class CpuOps:
         self.buffers = _Buffers()
         self.attention = CpuAttention(shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype)
         self.share_prefixes = share_prefixes
+        self.rotations = _Rotations(shape.inverse_frequencies)
         self._pages: Pages | None = None
         self._caches: list[tuple[Array, Array]] = []
 
@@ -44,8 +48,8 @@ class CpuOps:
         return _core.PackedLinear(as_numpy(weight), gated=gated)
 
     def pack_norm(self, weight: Tensor) -> F32:
-        """float32 [hidden]."""
-        return weight.float().numpy()
+        """float32 [hidden]; a copy, since ``weight`` may hold a whole file in memory."""
+        return weight.float().numpy().copy()
 
     def begin(self, batch: Batch, pages: Pages) -> CpuStep:
         """Plan attention and the rotation of this step's positions."""
@@ -67,8 +71,7 @@ class CpuStep:
         self._buffers = ops.buffers
         self._num_rows = len(batch.token_ids)
         self._slots = batch.slots.numpy()
-        angles = batch.positions[:, None].float() * shape.inverse_frequencies
-        self._cos, self._sin = angles.cos().numpy(), angles.sin().numpy()  # [T, head_dim / 2]
+        self._cos, self._sin = ops.rotations.at(batch.positions.numpy(), max(batch.seq_lens))
         ops.attention.plan(
             batch.query_start,
             batch.seq_lens,
@@ -127,6 +130,25 @@ class CpuStep:
 
     def _floats(self, name: str, width: int) -> F32:
         return self._buffers.get(name, (self._num_rows, width), np.float32)
+
+
+class _Rotations:
+    """Cosine and sine of every position that has come up, in a table that grows."""
+
+    def __init__(self, inverse_frequencies: Tensor) -> None:
+        self._inverse_frequencies = inverse_frequencies
+        self._grow(_FIRST_POSITIONS)
+
+    def at(self, positions: npt.NDArray[np.int64], end: int) -> tuple[F32, F32]:
+        """float32 [T, head_dim / 2] each, for positions [T] below ``end``."""
+        if end > len(self._cos):
+            self._grow(max(end, 2 * len(self._cos)))
+        return self._cos[positions], self._sin[positions]
+
+    def _grow(self, num_positions: int) -> None:
+        angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * self._inverse_frequencies
+        self._cos: F32 = angles.cos().numpy()
+        self._sin: F32 = angles.sin().numpy()
 
 
 class _Buffers:
