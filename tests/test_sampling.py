@@ -63,9 +63,10 @@ samplings = st.builds(
     rows=st.lists(st.tuples(samplings, st.booleans()), min_size=1, max_size=5),
     data=st.integers(0, 2**32 - 1),
     num_first=st.sampled_from([4, 16, 512]),
+    sorts_fast=st.booleans(),
 )
 def test_every_combination_of_parameters_gives_the_ids_of_the_reference(
-    rows: list[tuple[Sampling, bool]], data: int, num_first: int
+    rows: list[tuple[Sampling, bool]], data: int, num_first: int, sorts_fast: bool
 ) -> None:
     rng = np.random.default_rng(data)
     vocab, steps = 23, 6
@@ -76,9 +77,9 @@ def test_every_combination_of_parameters_gives_the_ids_of_the_reference(
     ]
     outputs: list[list[int]] = [[] for _ in rows]
     sampler = Sampler()
-    before = truncation.NUM_FIRST
-    truncation.NUM_FIRST = num_first  # rows that keep more are sorted
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(truncation, "NUM_FIRST", num_first)  # rows that keep more are sorted
+        patch.setattr(truncation, "_sorts_fast", lambda _device: sorts_fast)
         for step in range(steps):
             # Coarse values, so that ties are common.
             logits = torch.from_numpy(rng.integers(-12, 12, (len(rows), vocab)) / 4).float()
@@ -100,8 +101,6 @@ def test_every_combination_of_parameters_gives_the_ids_of_the_reference(
                 expected = draw(distribution, sampling.seed or 0, positions[i])
                 assert ids[i] == expected, (step, sampling)
                 outputs[i].append(expected)
-    finally:
-        truncation.NUM_FIRST = before
 
 
 def test_a_row_is_sampled_the_same_alone_in_a_batch_and_when_the_batch_changes() -> None:
@@ -193,9 +192,10 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass() -> None:
     top_k=st.sampled_from([1, 5, 511, 512, 513, 1999, 2000, 2**31]),
     top_p=st.sampled_from([1e-9, 0.3, 0.95, 0.9999, 1.0]),
     flat=st.booleans(),
+    sorts_fast=st.booleans(),
 )
 def test_large_vocabularies_are_truncated_as_small_ones(
-    data: int, top_k: int, top_p: float, flat: bool
+    data: int, top_k: int, top_p: float, flat: bool, sorts_fast: bool
 ) -> None:
     rng = np.random.default_rng(data)
     values = np.round(rng.normal(0, 0.1 if flat else 3, 2000), 2)

@@ -6,7 +6,7 @@ logits, parameters, seed and position alone: it is the same by itself, in any ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +17,12 @@ from .._core import argmax_rows
 from ..errors import InvalidRequest
 from ..wire import Ids, Sampling
 from .logprobs import LogprobLog, log_batch
-from .randomness import fresh_seed, uniform
+from .randomness import U64, fresh_seed, uniform
 from .truncation import likeliest
 
 GREEDY_BELOW = 1e-5  # a colder temperature is greedy
 _NEVER = float("-inf")
+_CPU_CHUNK = 2**17  # float64 elements drawn from at a time on a CPU: about what its cache holds
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
@@ -122,32 +123,34 @@ class Sampler:
         if self._plan is None or self._plan.states != states or self._plan.device != logits.device:
             self._plan = _Plan(states, logits.device, logits.shape[1])
         plan = self._plan
+        likeliest = _likeliest(logits)
         if plan.is_plain:
-            return _greedy(logits)
-        ok = torch.isfinite(logits).all(dim=1)
-        final = logits
+            return _to_list(likeliest)
+        ids = likeliest.clone()
         if plan.shaped is not None:
             shaped = plan.shape(logits[plan.shaped].double(), positions, allowed)
-            final = logits.double().index_copy(0, plan.shaped, shaped)
-            ok = ok & ~torch.isneginf(final).all(dim=1)
-        ids = torch.argmax(final, dim=1)
+            ids[plan.shaped] = torch.argmax(shaped, dim=1)
         for draw in plan.draws:
-            ids[draw.rows] = draw.ids(final[draw.rows].double(), positions)
+            source = shaped[draw.source_rows] if draw.is_shaped else logits[draw.rows].double()
+            ids[draw.rows] = draw.ids(source, positions)
         plan.note(logits, ids)
-        return _to_list(ids, ok)
+        ok = likeliest >= 0
+        if allowed is not None:
+            ok[plan.constrained] &= allowed.any(dim=1)
+        return _to_list(torch.where(ok, ids, -1))
 
 
-def _greedy(logits: Tensor) -> list[int | None]:
-    """The likeliest id of each row; None for a row that is not finite."""
+def _likeliest(logits: Tensor) -> Tensor:
+    """int64 [n]: the likeliest id of each row; -1 for a row that is not finite."""
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         found = np.empty(len(logits), np.int64)
         argmax_rows(logits.contiguous().numpy(), found)  # one pass; torch needs two and a mask
-        return [token_id if token_id >= 0 else None for token_id in found.tolist()]
-    return _to_list(torch.argmax(logits, dim=1), torch.isfinite(logits).all(dim=1))
+        return torch.from_numpy(found)
+    return torch.where(torch.isfinite(logits).all(dim=1), torch.argmax(logits, dim=1), -1)
 
 
-def _to_list(ids: Tensor, ok: Tensor) -> list[int | None]:
-    return [None if token_id < 0 else token_id for token_id in torch.where(ok, ids, -1).tolist()]
+def _to_list(ids: Tensor) -> list[int | None]:
+    return [None if token_id < 0 else token_id for token_id in ids.tolist()]
 
 
 class _Plan:
@@ -160,9 +163,11 @@ class _Plan:
         self.shaped = self._index(shaped) if shaped else None
         self._shaped_states = [states[i] for i in shaped]
         self._shaped_rows = shaped
-        self._constrained = self._index([i for i, s in enumerate(self._shaped_states) if s.constrained])
+        constrained = [i for i, state in enumerate(self._shaped_states) if state.constrained]
+        self._constrained = self._index(constrained)
+        self.constrained = self._index([shaped[i] for i in constrained])
         self._logged = [i for i, state in enumerate(states) if state.log is not None]
-        self.draws = _draws(states, device)
+        self.draws = _draws(states, shaped, device)
         self.is_plain = not (shaped or self._logged or self.draws)
         self._plan_bias()
         self._plan_penalties(vocab_size)
@@ -198,7 +203,8 @@ class _Plan:
 
     def shape(self, logits: Tensor, positions: Sequence[int], allowed: Tensor | None) -> Tensor:
         """Bias, penalties, ids that may not come yet, the grammar: ``logits`` float64 [shaped, vocab]."""
-        logits = logits.index_put(self._bias_at, self._bias, accumulate=True)
+        if len(self._bias):
+            logits = logits.index_put(self._bias_at, self._bias, accumulate=True)
         if len(self._penalised):
             logits[self._penalised] = self._penalise(logits[self._penalised])
         for i, state in enumerate(self._shaped_states):
@@ -218,61 +224,82 @@ class _Plan:
     def note(self, logits: Tensor, ids: Tensor) -> None:
         """Count the ids that were chosen, and log their probabilities."""
         if len(self._penalised):
-            chosen = ids[self._penalised_rows][:, None]
+            chosen = ids[self._penalised_rows][:, None].clamp(min=0)
             self._counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float64))
         if self._logged:
             logs = [log for i in self._logged if (log := self.states[i].log) is not None]
-            log_batch(logs, logits[self._logged], ids[self._logged])
+            log_batch(logs, logits[self._logged], ids[self._logged].clamp(min=0))
 
 
 @dataclass(slots=True)
 class _Draw:
-    """Rows that are drawn the same way."""
+    """Rows that are drawn the same way, from logits as they come or from shaped ones."""
 
     rows: Tensor  # int64 [r]
     row_list: list[int]
+    is_shaped: bool
+    source_rows: Tensor  # int64 [r], their places among the shaped rows
     temperature: Tensor  # float64 [r, 1]
-    min_p: Tensor  # float64 [r, 1]
-    seeds: np.ndarray[tuple[int], np.dtype[np.uint64]]  # [r]
+    min_p: Tensor | None  # float64 [r, 1]; None: off
+    seeds: U64  # [r]
     top_k: Tensor | None  # int64 [r, 1]; None: neither top_k nor top_p is on
     top_p: Tensor  # float64 [r, 1]
 
     def ids(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         """int64 [r]: one id per row of float64 [r, vocab], by inverse transform in the order of ids."""
+        number = uniform(self.seeds, [positions[row] for row in self.row_list])
+        target = torch.from_numpy(number).to(logits.device)[:, None]
+        size = len(logits) if logits.is_cuda else max(1, _CPU_CHUNK // logits.shape[1])
+        parts = [slice(start, start + size) for start in range(0, len(logits), size)]
+        return torch.cat([self._ids(logits[part], target[part], part) for part in parts])
+
+    def _ids(self, logits: Tensor, target: Tensor, part: slice) -> Tensor:
         # Subtract before dividing: a small temperature would send large logits to infinity.
-        weights = torch.exp((logits - logits.amax(dim=1, keepdim=True)) / self.temperature)
-        weights = weights.masked_fill(weights < self.min_p, 0.0)  # the likeliest id has weight 1
+        weights = ((logits - logits.amax(dim=1, keepdim=True)) / self.temperature[part]).exp_()
+        if self.min_p is not None:
+            weights.masked_fill_(weights < self.min_p[part], 0.0)  # the likeliest id has weight 1
         if self.top_k is not None:
-            weights = weights.masked_fill(~likeliest(weights, self.top_k, self.top_p), 0.0)
+            weights.masked_fill_(~likeliest(weights, self.top_k[part], self.top_p[part]), 0.0)
         cumulative = torch.cumsum(weights, dim=1)
         total = cumulative[:, -1:]
-        number = uniform(self.seeds, [positions[row] for row in self.row_list])
-        target = torch.from_numpy(number).to(total.device)[:, None] * total
         below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not pass the last id
-        return torch.searchsorted(cumulative, torch.minimum(target, below_total), right=True)[:, 0]
+        return torch.searchsorted(cumulative, torch.minimum(target * total, below_total), right=True)[:, 0]
 
 
-def _draws(states: Sequence[OutputState], device: torch.device) -> list[_Draw]:
-    random = [i for i, state in enumerate(states) if state.is_random]
-    truncated = [i for i in random if states[i].sampling.top_k > 0 or states[i].sampling.top_p < 1]
-    is_truncated = set(truncated)
-    whole = [i for i in random if i not in is_truncated]
-    return [_draw(rows, states, device, rows is truncated) for rows in (whole, truncated) if rows]
+def _draws(states: Sequence[OutputState], shaped: Sequence[int], device: torch.device) -> list[_Draw]:
+    place = {row: i for i, row in enumerate(shaped)}
+    groups: dict[tuple[bool, bool, bool], list[int]] = {}
+    for row, state in enumerate(states):
+        if state.is_random:
+            sampling = state.sampling
+            is_truncated = sampling.top_k > 0 or sampling.top_p < 1
+            groups.setdefault((row in place, is_truncated, sampling.min_p > 0), []).append(row)
+    return [_draw(rows, states, place, device, *kind) for kind, rows in groups.items()]
 
 
-def _draw(rows: list[int], states: Sequence[OutputState], device: torch.device, is_truncated: bool) -> _Draw:
-    samplings = [states[i].sampling for i in rows]
+def _draw(
+    rows: list[int],
+    states: Sequence[OutputState],
+    place: Mapping[int, int],
+    device: torch.device,
+    is_shaped: bool,
+    is_truncated: bool,
+    has_min_p: bool,
+) -> _Draw:
+    samplings = [states[row].sampling for row in rows]
 
     def column(values: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
-    top_k = [s.top_k if s.top_k > 0 else 2**31 for s in samplings]
+    top_k = [sampling.top_k if sampling.top_k > 0 else 2**31 for sampling in samplings]
     return _Draw(
         rows=torch.tensor(rows, device=device),
         row_list=rows,
-        temperature=column([s.temperature for s in samplings]),
-        min_p=column([s.min_p for s in samplings]),
-        seeds=np.array([states[i].seed for i in rows], dtype=np.uint64),
+        is_shaped=is_shaped,
+        source_rows=torch.tensor([place.get(row, 0) for row in rows], device=device),
+        temperature=column([sampling.temperature for sampling in samplings]),
+        min_p=column([sampling.min_p for sampling in samplings]) if has_min_p else None,
+        seeds=np.array([states[row].seed for row in rows], dtype=np.uint64),
         top_k=column(top_k, torch.int64) if is_truncated else None,
-        top_p=column([s.top_p for s in samplings]),
+        top_p=column([sampling.top_p for sampling in samplings]),
     )
