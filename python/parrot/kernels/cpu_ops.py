@@ -7,6 +7,7 @@ memory. bf16 travels as uint16, which numpy has.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .cpu_attention import CpuAttention
+from .cpu_attention import CpuAttention, View
 from .ops import Batch, DecoderShape, Pages
 
 F32 = npt.NDArray[np.float32]
@@ -41,7 +42,7 @@ class CpuOps:
         self.share_prefixes = share_prefixes
         self.rotations = _Rotations(shape.inverse_frequencies)
         self._pages: Pages | None = None
-        self._caches: list[tuple[Array, Array]] = []
+        self._caches: list[_Cache] = []
 
     def pack(self, weight: Tensor, *, gated: bool = False) -> _core.PackedLinear:
         """A copy in the order in which it is read; ``weight`` itself is not kept."""
@@ -54,20 +55,32 @@ class CpuOps:
     def begin(self, batch: Batch, pages: Pages) -> CpuStep:
         """Plan attention and the rotation of this step's positions."""
         if pages is not self._pages:
-            self._caches = [(as_numpy(k), as_numpy(v)) for k, v in zip(pages.k, pages.v, strict=True)]
-            self._pages = pages
-        return CpuStep(self, batch, pages, self._caches)
+            self._caches = [
+                _Cache(as_numpy(k), as_numpy(v), self.attention.view("k", k), self.attention.view("v", v))
+                for k, v in zip(pages.k, pages.v, strict=True)
+            ]
+            self._pages = pages  # which the views point into
+        return CpuStep(self, batch, len(pages.k[0]), self._caches)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """The pages of one layer, as the projection and as attention take them."""
+
+    k: Array
+    v: Array
+    k_view: View
+    v_view: View
 
 
 class CpuStep:
     """``DecoderStep[PackedLinear, F32, Array]``."""
 
-    def __init__(self, ops: CpuOps, batch: Batch, pages: Pages, caches: list[tuple[Array, Array]]) -> None:
+    def __init__(self, ops: CpuOps, batch: Batch, num_blocks: int, caches: list[_Cache]) -> None:
         shape = ops.shape
         self._shape = shape
         self._batch = batch
         self._caches = caches
-        self._pages = pages
         self._buffers = ops.buffers
         self._num_rows = len(batch.token_ids)
         self._slots = batch.slots.numpy()
@@ -76,14 +89,14 @@ class CpuStep:
             batch.query_start,
             batch.seq_lens,
             batch.block_tables,
-            len(pages.k[0]),
+            num_blocks,
             share=ops.share_prefixes,
         )
         self._attention = ops.attention
         self._scale = shape.head_dim**-0.5
         self._query, self._attended = self._heads("query", ops.dtype), self._heads("attended", ops.dtype)
-        # Both as torch sees them, which is what attention takes; a step has one query.
-        self._query_tensor, self._attended_tensor = _as_tensor(self._query), _as_tensor(self._attended)
+        self._query_view = ops.attention.view("query", _as_tensor(self._query))
+        self._attended_view = ops.attention.view("out", _as_tensor(self._attended))
 
     def embed(self, table: _core.PackedLinear) -> F32:
         """[T, hidden]: the residual stream."""
@@ -95,13 +108,16 @@ class CpuStep:
         """[T, heads, head_dim] in the dtype of the cache."""
         qkv = self._floats("qkv", weight.num_outputs)
         weight.forward(x, qkv, norm, self._shape.rms_norm_eps)
-        _core.rope_append(qkv, self._cos, self._sin, self._slots, self._query, *self._caches[layer])
+        cache = self._caches[layer]
+        _core.rope_append(qkv, self._cos, self._sin, self._slots, self._query, cache.k, cache.v)
         return self._query
 
     def attend(self, query: Array, layer: int) -> Array:  # noqa: ARG002
         """[T, heads * head_dim] in the dtype of the cache."""
-        k_cache, v_cache = self._pages.k[layer], self._pages.v[layer]
-        self._attention(self._query_tensor, k_cache, v_cache, self._attended_tensor, scale=self._scale)
+        cache = self._caches[layer]
+        self._attention.run(
+            self._query_view, cache.k_view, cache.v_view, self._attended_view, scale=self._scale
+        )
         return self._attended.reshape(self._num_rows, -1)
 
     def add_linear(self, x: F32, y: Array, weight: _core.PackedLinear) -> F32:
