@@ -144,3 +144,29 @@ def test_the_beginning_of_a_stop_is_given_back_when_no_stop_follows() -> None:
 def test_context_is_never_part_of_the_text(context: list[int]) -> None:
     stream = TextStream(decode, context)
     assert "".join(stream.push(b) for b in b" x = 1") == " x = 1"
+
+
+def test_text_of_the_first_ids_is_no_part_of_a_stop() -> None:
+    ids = TOKENIZER.encode("xyxyxy").ids
+    assert len(ids) == 6
+    output = OutputText(TOKENIZER.decode, ["xy", "yx"], num_unstoppable=3)
+    for token in ids:
+        output.push(token)
+        if output.stopped:
+            break
+    assert output.text == "xyx"  # the first stop wholly after the third id comes right then
+    assert output.cut() == (3, "")
+
+
+def test_taken_text_and_final_ids_keep_step_with_the_text() -> None:
+    output = OutputText(TOKENIZER.decode, ["stop"])
+    taken = ""
+    for token in TOKENIZER.encode("abcst").ids:
+        output.push(token)
+        taken += output.take()
+        assert taken == output.text
+        assert output.num_final <= len(TOKENIZER.encode(taken).ids)
+    assert (taken, output.take()) == ("abc", "")
+    output.finish()
+    assert output.take() == "st"
+    assert output.num_final == len(TOKENIZER.encode("abcst").ids)

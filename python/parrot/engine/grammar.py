@@ -169,7 +169,10 @@ class Grammars:
 
 
 def unpack_masks(masks: Bitmask, vocab_size: int, device: torch.device) -> Tensor:
-    """bool [n, vocab]: the masks on the device of the logits."""
+    """bool [n, vocab]: the masks on the device of the logits, expanded there."""
+    if device.type == "cpu":
+        bits_of_bytes = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+        return torch.from_numpy(bits_of_bytes[:, :vocab_size].view(np.bool_))
     words = torch.from_numpy(masks).to(device, non_blocking=True)
     bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)) & 1
     return bits.bool().flatten(1)[:, :vocab_size]
