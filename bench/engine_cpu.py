@@ -141,7 +141,11 @@ def run(quick: bool) -> dict[str, Any]:
         figures: dict[str, dict[str, list[float]]] = {w.name: {} for w in WORKLOADS}
         for repeat in range(-1, repeats):
             for workload in WORKLOADS:
-                for name, figure in _round(processes, workload, seed=repeat):
+                outputs = max(1, workload.outputs // 4) if quick else workload.outputs
+                for name, figure in _round(processes, workload, outputs, seed=repeat):
+                    print(
+                        f"round {repeat}: {workload.name}, {name}: {figure:.1f} {workload.figure}", flush=True
+                    )
                     if repeat >= 0:
                         figures[workload.name].setdefault(name, []).append(figure)
         versions = {process.arm.name: process.version for process in processes}
@@ -182,8 +186,10 @@ def _ratio(figures: dict[str, dict[str, Spread]], workload: Workload, other: str
     return round(ours / theirs if workload.figure == "tok/s" else theirs / ours, 3)
 
 
-def _round(processes: Sequence[Process], workload: Workload, seed: int) -> Iterator[tuple[str, float]]:
-    """The figure of each arm on one draw of prompts."""
+def _round(
+    processes: Sequence[Process], workload: Workload, outputs: int, seed: int
+) -> Iterator[tuple[str, float]]:
+    """The figure of each arm on one draw of prompts. Round -1 is the untimed one."""
     rng = random.Random(f"{workload.name} {seed}")
 
     def ids(count: int) -> list[int]:
@@ -196,7 +202,7 @@ def _round(processes: Sequence[Process], workload: Workload, seed: int) -> Itera
             continue
         if shared:
             process.ask({"prompts": [[*shared, 7]], "max_tokens": 1})
-        answer = process.ask({"prompts": prompts, "max_tokens": workload.outputs})
+        answer = process.ask({"prompts": prompts, "max_tokens": outputs})
         if workload.is_prefill:
             figure = len(prompts[0]) / answer["fill_s"]
         elif workload.figure == "tok/s":

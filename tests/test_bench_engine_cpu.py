@@ -55,7 +55,7 @@ def test_figures_come_from_what_an_arm_answers(stub: Arm, tmp_path: Path) -> Non
     process = Process(stub, tmp_path / "log")
     try:
         assert process.version == "1.2"
-        found = {w.name: dict(engine_cpu._round([process], w, seed=0)) for w in WORKLOADS}
+        found = {w.name: dict(engine_cpu._round([process], w, w.outputs, seed=0)) for w in WORKLOADS}
     finally:
         process.close()
     assert [row[OURS] for row in found.values()] == [16.0, 128.0, 256.0, 512.0, 125.0]
@@ -75,7 +75,7 @@ def test_all_arms_of_a_round_get_the_same_prompts_and_the_next_round_others(
 
     processes = [Recorder(), Recorder()]
     for seed in (0, 1):
-        list(engine_cpu._round(processes, WORKLOADS[1], seed))  # type: ignore[arg-type]
+        list(engine_cpu._round(processes, WORKLOADS[1], 3, seed))  # type: ignore[arg-type]
     assert asked[0] == asked[1] != asked[2] == asked[3]
 
 

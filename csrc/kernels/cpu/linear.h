@@ -7,16 +7,9 @@
 
 #include "kernels/cpu/dtype.h"
 #include "kernels/cpu/linear_kernels.h"
+#include "kernels/cpu/linear_panels.h"
 
 namespace parrot::cpu {
-
-struct LinearInput {
-    const void* x;  // [rows, in_features], fp32 or bf16
-    DType dtype;
-    int64_t rows;
-    const float* norm = nullptr;  // [in_features]: x goes through RMSNorm with this weight first (fp32 only)
-    float eps = 0;
-};
 
 // y = x W^T, for W [out_features, in_features]. The weight is cut into tiles of 32 outputs, each [in][32] so
 // that one pass over memory serves all rows (bf16: [in / 2][32][2], pairs as dpbf16 takes them); missing
@@ -42,6 +35,8 @@ class PackedLinear {
     bool gated() const { return gated_; }
 
   private:
+    class Product;
+
     int64_t outputs_per_tile() const;
     int64_t tile_bytes() const;
     int64_t weight_row(int64_t tile, int64_t column) const;  // -1: padding
