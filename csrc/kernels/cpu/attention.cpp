@@ -60,7 +60,7 @@ void PagedAttention::plan(const AttentionStep& step, const AttentionOptions& opt
     block_tables_.assign(step.block_tables.begin(), step.block_tables.end());
     AttentionStep kept = step;
     kept.block_tables = block_tables_;
-    work_ = make_attention_work(shape_, kept, options);
+    work_ = make_attention_work(shape_, kept, options, planner_);
     const auto useful = std::max<int64_t>(1, work_.cost / kCostPerThread);
     num_threads_ = static_cast<int>(
         std::min<int64_t>({options.num_threads, useful, static_cast<int64_t>(work_.items.size())}));

@@ -64,6 +64,7 @@ class PagedAttention {
     int32_t num_blocks_ = 0;
     int num_threads_ = 1;
     std::vector<int32_t> block_tables_;
+    AttentionPlanner planner_;
     AttentionWork work_;
     AttentionPartials partials_{};
     std::vector<std::atomic<int32_t>> waiting_;  // [units], items that have not ended in this run

@@ -4,7 +4,6 @@
 #include <stdexcept>
 
 #include "concat.h"
-#include "kvcache/attention_plan.h"
 
 namespace parrot::cpu {
 namespace {
@@ -46,8 +45,9 @@ void check(const AttentionStep& step) {
 
 class Builder {
   public:
-    Builder(const AttentionShape& shape, const AttentionStep& step, const AttentionOptions& options)
-        : shape_(shape), step_(step), options_(options) {}
+    Builder(const AttentionShape& shape, const AttentionStep& step, const AttentionOptions& options,
+            AttentionPlanner& planner)
+        : shape_(shape), step_(step), options_(options), planner_(planner) {}
 
     AttentionWork build() {
         std::vector<int32_t> decodes;
@@ -84,7 +84,7 @@ class Builder {
         return static_cast<int32_t>(std::clamp<int64_t>(kStateBytes / bytes, 1, shape_.num_kv_heads));
     }
 
-    AttentionPlan plan_decodes(const std::vector<int32_t>& decodes, int32_t num_head_groups) const {
+    const AttentionPlan& plan_decodes(const std::vector<int32_t>& decodes, int32_t num_head_groups) {
         std::vector<int32_t> tables, lens;
         for (const int32_t i : decodes) {
             tables.insert(tables.end(), table(i), table(i) + step_.max_blocks);
@@ -98,14 +98,14 @@ class Builder {
         options.max_rows = std::max(kItemRows, shape_.group_size());
         options.min_shared_tokens = options_.min_shared_tokens;
         options.share = options_.share;
-        return plan_attention(tables, lens, options);
+        return planner_.plan(tables, lens, options);
     }
 
     void add_decodes(const std::vector<int32_t>& decodes) {
         if (decodes.empty()) return;
         const int32_t heads = heads_per_item(static_cast<int32_t>(decodes.size()));
         const int32_t num_head_groups = (shape_.num_kv_heads + heads - 1) / heads;
-        const AttentionPlan plan = plan_decodes(decodes, num_head_groups);
+        const AttentionPlan& plan = plan_decodes(decodes, num_head_groups);
         std::vector<int32_t> units(decodes.size(), -1);
         for (size_t i = 0; i < decodes.size(); ++i) {
             const int32_t parts = plan.part_begin[i + 1] - plan.part_begin[i];
@@ -195,15 +195,16 @@ class Builder {
     const AttentionShape& shape_;
     const AttentionStep& step_;
     const AttentionOptions& options_;
+    AttentionPlanner& planner_;
     AttentionWork work_;
 };
 
 }  // namespace
 
 AttentionWork make_attention_work(const AttentionShape& shape, const AttentionStep& step,
-                                  const AttentionOptions& options) {
+                                  const AttentionOptions& options, AttentionPlanner& planner) {
     check(step);
-    return Builder(shape, step, options).build();
+    return Builder(shape, step, options, planner).build();
 }
 
 }  // namespace parrot::cpu

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cpu/attention_kernels.h"
+#include "kvcache/attention_plan.h"
 
 namespace parrot::cpu {
 
@@ -60,8 +61,9 @@ struct AttentionWork {
 };
 
 // Throws std::invalid_argument for lengths, ranges or block ids that do not fit, naming them. The items point
-// into step.block_tables, which has to outlive them. Deterministic.
+// into step.block_tables, which has to outlive them. Deterministic. `planner` finds what decodes share, and
+// keeps it for the next step.
 AttentionWork make_attention_work(const AttentionShape& shape, const AttentionStep& step,
-                                  const AttentionOptions& options);
+                                  const AttentionOptions& options, AttentionPlanner& planner);
 
 }  // namespace parrot::cpu
