@@ -58,6 +58,8 @@ class CallQueue {
 
     // Queued members of the call's task group from the call on, in order; only itself when it has none.
     std::span<Call* const> group_from(const Call& head) const;
+    // Whether another queued call has a prefix of this one.
+    bool shares_prefix(const Call& call) const { return use_.longest_queued(call).node != kNoNode; }
     // The queued calls of its lane that share the longest shared prefix of `head`, `head` first, looking at
     // most kSharerWindow places behind it; a call with a task group of its own goes with that instead.
     std::vector<Call*> sharers_of(Call& head, size_t limit) const;

@@ -20,7 +20,7 @@ void EnginePool::Rows::for_each(Visit visit) {
     for (std::vector<double>* column :
          {&step_us, &per_sequence_us, &per_prefill_token_us, &per_kv_token_us, &prefill_until_us,
           &mean_finish_us, &steps_per_us, &weight, &displaced, &load, &bound, &room[0][0], &room[0][1],
-          &room[1][0], &room[1][1], &places}) {
+          &room[1][0], &room[1][1], &places, &batch, &pace_us}) {
         visit(*column);
     }
 }
@@ -48,8 +48,12 @@ void EnginePool::rebuild() {
     with_room_.assign((num_rows + kBlock - 1) / kBlock, 0);
     num_with_room_ = 0;
     num_places_ = num_in_flight_ = load_ns_ = 0;
+    rows_of_slots_.clear();
     for (size_t row = 0; row < num_rows; ++row) {
         engines_[row]->row = static_cast<uint32_t>(row);
+        const auto slot = static_cast<size_t>(engines_[row]->slot);
+        if (slot >= rows_of_slots_.size()) rows_of_slots_.resize(slot + 1, kNoSlot);
+        rows_of_slots_[slot] = engines_[row]->row;
         refresh(*engines_[row]);
     }
 }
@@ -98,6 +102,8 @@ void EnginePool::write_row(const Engine& engine) {
                 static_cast<double>(engine.room(latency, options_.objective_aware, is_set));
         }
     }
+    rows_.batch[row] = engine.batch();
+    rows_.pace_us[row] = static_cast<double>(engine.pace_ns) / 1000;
     rows_.places[row] = shares_[row].places;
 }
 
@@ -121,20 +127,24 @@ int64_t EnginePool::changed_room(bool latency) const {
 }
 
 void EnginePool::least_loaded(const CallShape& calls, int64_t now_us, size_t count, bool admissible,
-                              std::vector<Engine*>& best) {
+                              const Slots& slots, std::vector<Engine*>& best) {
     best_.clear();
+    const bool some = !slots.engines.empty();
+    if (some) note_excluded(slots);
     double limit = kInadmissible;
     for (size_t block = 0; block < with_room_.size(); ++block) {
         if (admissible && with_room_[block] == 0) continue;
         const size_t begin = block * kBlock;
         const size_t end = std::min(begin + kBlock, engines_.size());
         score_block(calls, static_cast<double>(now_us), begin, end);
-        keep_admissible(calls, admissible, begin, end);
+        if (some) exclude(begin, end);
+        if (!(keep_admissible(calls, admissible, begin, end) < limit)) continue;
         for (size_t row = begin; row < end; ++row) {
             if (!(scores_[row] < limit)) continue;
-            const auto after =
-                std::ranges::upper_bound(best_, scores_[row], {}, &std::pair<double, Engine*>::first);
-            best_.insert(after, {scores_[row], engines_[row]});
+            const double score = scores_[row] + rare_parts(calls, row);
+            if (!(score < limit)) continue;
+            const auto after = std::ranges::upper_bound(best_, score, {}, &std::pair<double, Engine*>::first);
+            best_.insert(after, {score, engines_[row]});
             if (best_.size() > count) best_.pop_back();
             if (best_.size() == count) limit = best_.back().first;
         }
@@ -143,63 +153,113 @@ void EnginePool::least_loaded(const CallShape& calls, int64_t now_us, size_t cou
     for (const auto& [score, engine] : best_) best.push_back(engine);
 }
 
-// EngineFinder::score without a prefix, written so that the compiler makes several engines of it at once.
-void EnginePool::score_block(const CallShape& calls, double now_us, size_t begin, size_t end) {
-    const double more = calls.num_calls - 1;
-    const double added_kv = calls.prompt_tokens + calls.new_tokens / 2;
-    const double steps = calls.decode_steps + 1;
-    const bool latency = calls.latency && options_.objective_aware;
-    const double own_weight = (latency ? kLatencyWeight : 1) * calls.num_calls;
-    const double* const step = rows_.step_us.data();
-    const double* const per_sequence = rows_.per_sequence_us.data();
-    const double* const per_prefill = rows_.per_prefill_token_us.data();
-    const double* const per_kv = rows_.per_kv_token_us.data();
-    const double* const until = rows_.prefill_until_us.data();
-    const double* const mean_finish = rows_.mean_finish_us.data();
-    const double* const steps_per_us = rows_.steps_per_us.data();
-    const double* const weight = rows_.weight.data();
-    double* const scores = scores_.data();
-    for (size_t row = begin; row < end; ++row) {
-        const double compute_us = per_prefill[row] * calls.prompt_tokens;
-        const double step_us = step[row] + per_sequence[row] * more;
-        const double decode_us = calls.decode_steps * (step_us + per_kv[row] * added_kv);
-        const double left_steps = std::max(1.0, (mean_finish[row] - now_us) * steps_per_us[row]);
-        const double longer_us = per_sequence[row] * calls.num_calls + per_kv[row] * added_kv;
-        const double delay_us = compute_us + longer_us * std::min(steps, left_steps);
-        scores[row] = std::max(0.0, until[row] - now_us) + step_us + compute_us + decode_us +
-                      weight[row] * delay_us / own_weight;
-    }
-    if (!latency) return;
-    const double tokens = calls.prompt_tokens + calls.new_tokens;
-    for (size_t row = begin; row < end; ++row) {
-        const double ends_us =
-            step[row] + per_sequence[row] * more + per_prefill[row] * calls.prompt_tokens +
-            calls.decode_steps * (step[row] + per_sequence[row] * more + per_kv[row] * added_kv);
-        const double over = std::max(0.0, 1 - rows_.bound[row] / (rows_.load[row] + tokens));
-        scores[row] += rows_.displaced[row] * over * ends_us / own_weight;
+void EnginePool::note_excluded(const Slots& slots) {
+    excluded_.assign(engines_.size(), slots.only ? kInadmissible : 0);
+    for (const int32_t slot : slots.engines) {
+        const auto at = static_cast<size_t>(slot);
+        const uint32_t row = at < rows_of_slots_.size() ? rows_of_slots_[at] : kNoSlot;
+        if (row != kNoSlot) excluded_[row] = slots.only ? 0 : kInadmissible;
     }
 }
 
-void EnginePool::keep_admissible(const CallShape& calls, bool admissible, size_t begin, size_t end) {
+void EnginePool::exclude(size_t begin, size_t end) {
+    for (size_t row = begin; row < end; ++row) scores_[row] += excluded_[row];
+}
+
+// EngineFinder::score without its rare parts, which only add to it. No branch, no array that may overlap
+// another: the compiler makes it several engines at a time.
+void EnginePool::score_block(const CallShape& calls, double now_us, size_t begin, size_t end) {
+    const double num_calls = calls.num_calls;
+    const double more = num_calls - 1;
+    const double prompt = calls.prompt_tokens;
+    const double added_kv = prompt + calls.new_tokens / 2;
+    const double decode_steps = calls.decode_steps;
+    const double steps = decode_steps + 1;
+    const double share = own_share(calls);
+    const double* __restrict const step = rows_.step_us.data();
+    const double* __restrict const per_sequence = rows_.per_sequence_us.data();
+    const double* __restrict const per_prefill = rows_.per_prefill_token_us.data();
+    const double* __restrict const per_kv = rows_.per_kv_token_us.data();
+    const double* __restrict const until = rows_.prefill_until_us.data();
+    const double* __restrict const mean_finish = rows_.mean_finish_us.data();
+    const double* __restrict const steps_per_us = rows_.steps_per_us.data();
+    const double* __restrict const weight = rows_.weight.data();
+    double* __restrict const scores = scores_.data();
+    for (size_t row = begin; row < end; ++row) {
+        const double compute_us = per_prefill[row] * prompt;
+        const double step_us = step[row] + per_sequence[row] * more;
+        const double decode_us = decode_steps * (step_us + per_kv[row] * added_kv);
+        const double to_go = (mean_finish[row] - now_us) * steps_per_us[row];
+        const double left_steps = to_go > 1 ? to_go : 1;
+        const double longer_us = per_sequence[row] * num_calls + per_kv[row] * added_kv;
+        const double delay_us = compute_us + longer_us * (steps < left_steps ? steps : left_steps);
+        const double wait_us = until[row] - now_us;
+        scores[row] =
+            (wait_us > 0 ? wait_us : 0) + step_us + compute_us + decode_us + weight[row] * delay_us * share;
+    }
+}
+
+double EnginePool::own_share(const CallShape& calls) const {
+    return 1 / ((calls.latency && options_.objective_aware ? kLatencyWeight : 1) * calls.num_calls);
+}
+
+// What a first latency-bound call displaces, and a crowded engine: EngineFinder::lost_capacity and
+// crowding_of.
+double EnginePool::rare_parts(const CallShape& calls, size_t row) const {
+    const double displaced = calls.latency && options_.objective_aware ? rows_.displaced[row] : 0;
+    const double batch = rows_.batch[row] + calls.num_calls;
+    const bool may_crowd = calls.cached_tokens > 0 && !calls.completes_together && batch > kNeverCrowded;
+    if (displaced == 0 && !may_crowd) return 0;
+    const double added_kv = calls.prompt_tokens + calls.new_tokens / 2;
+    const double step_us = rows_.step_us[row] + rows_.per_sequence_us[row] * (calls.num_calls - 1);
+    const double ends_us = step_us + rows_.per_prefill_token_us[row] * calls.prompt_tokens +
+                           calls.decode_steps * (step_us + rows_.per_kv_token_us[row] * added_kv);
+    const double tokens = calls.prompt_tokens + calls.new_tokens;
+    const double over = std::max(0.0, 1 - rows_.bound[row] / (rows_.load[row] + tokens));
+    const double lost_us = displaced * over * ends_us * own_share(calls);
+    if (!may_crowd) return lost_us;
+    const double pace_us = rows_.pace_us[row];
+    const double mean_us = (load_us() + calls.num_calls * pace_us) / static_cast<double>(engines_.size());
+    const double crowding = batch * pace_us / (kCrowdedOverMean * mean_us) - 1;
+    if (!(crowding > 0)) return lost_us;
+    return lost_us + rows_.per_prefill_token_us[row] * calls.cached_tokens + crowding * ends_us;
+}
+
+// The lowest score that is left.
+double EnginePool::keep_admissible(const CallShape& calls, bool admissible, size_t begin, size_t end) {
+    double* __restrict const scores = scores_.data();
+    double lowest = kInadmissible;
     if (!admissible) {
         for (size_t row = begin; row < end; ++row) {
-            if (engines_[row]->held_for != nullptr) scores_[row] = kInadmissible;
+            if (engines_[row]->held_for != nullptr) scores[row] = kInadmissible;
+            lowest = std::min(lowest, scores[row]);
         }
-        return;
+        return lowest;
     }
     const double tokens = calls.prompt_tokens + calls.new_tokens;
-    const double* const rooms = rows_.room[calls.latency][calls.num_calls > 1].data();
-    const double* const places = rows_.places.data();
-    double* const scores = scores_.data();
+    const double num_calls = calls.num_calls;
+    const double* __restrict const rooms = rows_.room[calls.latency][num_calls > 1].data();
+    const double* __restrict const places = rows_.places.data();
     for (size_t row = begin; row < end; ++row) {
-        const bool fits = tokens <= rooms[row] && calls.num_calls <= places[row];
-        scores[row] = fits ? scores[row] : kInadmissible;
+        const double by_room = tokens <= rooms[row] ? scores[row] : kInadmissible;
+        scores[row] = num_calls <= places[row] ? by_room : kInadmissible;
     }
+    for (size_t row = begin; row < end; ++row) lowest = std::min(lowest, scores[row]);
+    return lowest;
 }
 
-double EnginePool::plain_score(const CallShape& calls, const Engine& engine, int64_t now_us) {
-    score_block(calls, static_cast<double>(now_us), engine.row, engine.row + 1);
-    return scores_[engine.row];
+// Whether an engine without a prefix of the call can take it.
+bool EnginePool::admits_plainly(const CallShape& calls) const {
+    const double tokens = calls.prompt_tokens + calls.new_tokens;
+    const std::vector<double>& rooms = rows_.room[calls.latency][calls.num_calls > 1];
+    for (size_t block = 0; block < with_room_.size(); ++block) {
+        if (with_room_[block] == 0) continue;
+        const size_t end = std::min((block + 1) * kBlock, engines_.size());
+        for (size_t row = block * kBlock; row < end; ++row) {
+            if (tokens <= rooms[row] && calls.num_calls <= rows_.places[row]) return true;
+        }
+    }
+    return false;
 }
 
 void EnginePool::check_invariants() const {

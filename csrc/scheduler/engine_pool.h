@@ -21,10 +21,22 @@ struct CallShape {
     double new_tokens = 0;
     double decode_steps = 0;
     bool latency = false;
+    bool completes_together = false;
+    double cached_tokens = 0;  // of a prefix that the engines have, which are not among prompt_tokens
 };
+
+// An engine with this many times the mean load is crowded, unless it has no more calls than the second.
+inline constexpr double kCrowdedOverMean = 1.25;
+inline constexpr double kNeverCrowded = 8;
 
 class EnginePool {
   public:
+    // Where a search looks: with `engines` by slot, only at those or at all but those.
+    struct Slots {
+        std::span<const int32_t> engines;
+        bool only = false;
+    };
+
     explicit EnginePool(const SchedulerOptions& options) : options_(options) {}
 
     void add(Engine& engine);
@@ -47,13 +59,13 @@ class EnginePool {
     // The most room of any engine whose room has grown.
     int64_t changed_room(bool latency) const;
 
-    // The `count` engines with the lowest score for calls of which none has a prefix, lowest first, into
-    // `best`: those that can take them, or (`admissible` false) those that are not held.
+    // The `count` engines with the lowest score for calls of which they have no prefix but the cached tokens,
+    // lowest first, into `best`: those that can take them, or (`admissible` false) those that are not held;
+    // of the engines of these slots, or, if there are none, of all.
     void least_loaded(const CallShape& calls, int64_t now_us, size_t count, bool admissible,
-                      std::vector<Engine*>& best);
-    // What least_loaded compares.
-    double plain_score(const CallShape& calls, const Engine& engine, int64_t now_us);
-
+                      const Slots& slots, std::vector<Engine*>& best);
+    // Whether some engine can take the calls although it has none of their prefixes.
+    bool admits_plainly(const CallShape& calls) const;
     size_t num_queued = 0;  // calls of this model, counted by CallQueue
     int32_t num_holds = 0;  // engines that are held
 
@@ -78,6 +90,8 @@ class EnginePool {
         std::vector<double> bound;
         std::vector<double> room[2][2];  // by objective (1: latency-bound) and number of calls (1: several)
         std::vector<double> places;
+        std::vector<double> batch;
+        std::vector<double> pace_us;
 
         template <class Visit>
         void for_each(Visit visit);
@@ -93,7 +107,11 @@ class EnginePool {
     void rebuild();
     void write_row(const Engine& engine);
     void score_block(const CallShape& calls, double now_us, size_t begin, size_t end);
-    void keep_admissible(const CallShape& calls, bool admissible, size_t begin, size_t end);
+    void note_excluded(const Slots& slots);
+    void exclude(size_t begin, size_t end);
+    double own_share(const CallShape& calls) const;
+    double rare_parts(const CallShape& calls, size_t row) const;
+    double keep_admissible(const CallShape& calls, bool admissible, size_t begin, size_t end);
 
     SchedulerOptions options_;
     std::vector<Engine*> engines_;
@@ -101,6 +119,8 @@ class EnginePool {
     Rows rows_;
     std::vector<Share> shares_;                     // by row
     std::vector<int32_t> with_room_;                // engines of each block of rows that have room
+    std::vector<uint32_t> rows_of_slots_;           // by slot; kNoSlot: an engine of another model
+    std::vector<double> excluded_;                  // by row: infinite where a search does not look, else 0
     std::vector<double> scores_;                    // scratch, by row
     std::vector<std::pair<double, Engine*>> best_;  // scratch
     int32_t num_with_room_ = 0;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -10,58 +9,9 @@ namespace parrot::scheduler {
 
 namespace {
 
-// An engine with this many times the mean load is crowded, unless it has no more calls than the second.
-constexpr double kCrowdedOverMean = 1.25;
-constexpr double kNeverCrowded = 8;
-
-// Up to so many engines all are looked at. Of more: the least loaded, and the best holders of a prefix, of
-// which no more than the last number are compared.
-constexpr size_t kFewEngines = 16;
-constexpr size_t kLeastLoaded = 8;
-constexpr size_t kBestHolders = 8;
-constexpr size_t kMaxHolders = 256;
+constexpr size_t kFewEngines = 16;  // up to so many all are looked at
 
 }  // namespace
-
-CallSet::CallSet(std::span<Call* const> calls, bool completes_together)
-    : pool(calls.front()->pool),
-      num_calls(static_cast<int32_t>(calls.size())),
-      completes_together(completes_together) {
-    for (const Call* call : calls) {
-        add(*call);
-        if (num_calls > 1) merged_.insert(merged_.end(), call->path.begin(), call->path.end());
-    }
-    if (num_calls == 1) {
-        only = calls.front();
-        entries = only->path;
-    } else {
-        const auto key = [](const PathEntry& entry) { return std::tuple(entry.node, entry.previous); };
-        std::ranges::sort(merged_, {}, key);
-        const auto repeated = std::ranges::unique(merged_, {}, key);
-        merged_.erase(repeated.begin(), repeated.end());
-        entries = merged_;
-    }
-    for (const PathEntry& entry : entries) prompt_tokens += entry.length - entry.previous;
-}
-
-CallSet::CallSet(const Call& call) : pool(call.pool), only(&call), num_calls(1), entries(call.path) {
-    add(call);
-    for (const PathEntry& entry : entries) prompt_tokens += entry.length - entry.previous;
-}
-
-void CallSet::add(const Call& call) {
-    const int32_t shareable = call.path.empty() ? 0 : call.path.back().length;
-    const double steps = std::max(0, call.spec.max_new_tokens - 1);  // prefill yields the first token
-    latency |= call.spec.latency;
-    prompt_tokens += call.prompt_len - shareable;
-    new_tokens += call.spec.max_new_tokens;
-    decode_steps = completes_together ? std::max(decode_steps, steps) : decode_steps + steps / num_calls;
-}
-
-CallShape CallSet::shape() const {
-    return {static_cast<double>(num_calls), static_cast<double>(prompt_tokens),
-            static_cast<double>(new_tokens), decode_steps, latency};
-}
 
 void EngineFinder::evaluate(const CallSet& calls, int64_t now_us, bool admissible,
                             std::span<Engine* const> besides, std::vector<Scored>& found) {
@@ -74,8 +24,14 @@ void EngineFinder::evaluate(const CallSet& calls, int64_t now_us, bool admissibl
         }
         return;
     }
-    shortlist(calls, now_us, admissible, besides);
-    for (Engine* engine : shortlist_) found.push_back(evaluate_one(calls, *engine, now_us));
+    for (Engine* engine : shortlist_.find(calls, now_us, admissible, besides)) {
+        found.push_back(evaluate_one(calls, *engine, now_us));
+    }
+    if (!admissible || best_admissible(found) != nullptr) return;
+    for (Engine* engine : shortlist_.other_holders(calls)) {
+        const Scored scored = evaluate_one(calls, *engine, now_us);
+        if (scored.candidate.admissible) found.push_back(scored);
+    }
 }
 
 Scored EngineFinder::evaluate_one(const CallSet& calls, Engine& engine, int64_t now_us) const {
@@ -93,53 +49,6 @@ std::vector<Candidate> EngineFinder::evaluate_all(const CallSet& calls, int64_t 
         candidates.push_back(evaluate_one(calls, *engine, now_us).candidate);
     }
     return candidates;
-}
-
-void EngineFinder::shortlist(const CallSet& calls, int64_t now_us, bool admissible,
-                             std::span<Engine* const> besides) {
-    ++search_;
-    seen_.resize(fleet_.num_slots());
-    const CallShape shape = calls.shape();
-    calls.pool->least_loaded(shape, now_us, kLeastLoaded, admissible, shortlist_);
-    for (const Engine* engine : shortlist_) is_new(*engine);
-    for (Engine* engine : besides) {
-        if (is_new(*engine)) shortlist_.push_back(engine);
-    }
-    add_holders(calls, shape, now_us, admissible, kMaxHolders);
-    if (shortlist_.empty()) {  // a holder may have room for what is left of the calls
-        ++search_;
-        add_holders(calls, shape, now_us, admissible, std::numeric_limits<size_t>::max());
-    }
-    Engine* held = calls.only == nullptr ? nullptr : calls.only->held;
-    if (held != nullptr && is_new(*held)) shortlist_.push_back(held);
-}
-
-// Engines of a deep boundary first: they have the shallow ones, too. What a prefix saves is the same for
-// engines of one kind, so the best holders are those that would do well without it.
-void EngineFinder::add_holders(const CallSet& calls, const CallShape& shape, int64_t now_us, bool admissible,
-                               size_t most) {
-    holders_.clear();
-    size_t looked_at = 0;
-    for (size_t i = calls.entries.size(); i-- > 0 && looked_at < most;) {
-        const PathEntry& entry = calls.entries[i];
-        for (const int32_t slot : fleet_.residency().engines_of(entry.node)) {
-            if (++looked_at > most) break;
-            Engine* engine = fleet_.at_slot(slot);
-            const bool counts = (admissible ? engine->has_room() : engine->held_for == nullptr) &&
-                                is_new(*engine) && (!admissible || admits(calls, *engine));
-            if (!counts) continue;
-            const double saved_us = engine->cost.per_prefill_token_us * entry.length;
-            holders_.emplace_back(calls.pool->plain_score(shape, *engine, now_us) - saved_us, engine);
-        }
-    }
-    const size_t kept = std::min(holders_.size(), kBestHolders);
-    std::ranges::partial_sort(holders_, holders_.begin() + static_cast<std::ptrdiff_t>(kept), {},
-                              [](const auto& holder) { return std::pair(holder.first, holder.second->id); });
-    for (size_t i = 0; i < kept; ++i) shortlist_.push_back(holders_[i].second);
-}
-
-bool EngineFinder::is_new(const Engine& engine) {
-    return std::exchange(seen_[static_cast<size_t>(engine.slot)], search_) != search_;
 }
 
 EngineFinder::Overlap EngineFinder::overlap_of(const CallSet& calls, const Engine& engine) const {

@@ -6,52 +6,31 @@
 #include <span>
 #include <vector>
 
+#include "scheduler/call_set.h"
 #include "scheduler/decisions.h"
 #include "scheduler/engine.h"
 #include "scheduler/fleet.h"
+#include "scheduler/shortlist.h"
 #include "scheduler/types.h"
 
 namespace parrot::scheduler {
 
-// Calls that are looked at as one, with the prefixes they share among themselves counted once.
-class CallSet {
-  public:
-    // `completes_together`: only the end of the last one matters (a task group), else the mean end.
-    CallSet(std::span<Call* const> calls, bool completes_together);
-    explicit CallSet(const Call& call);
-    CallSet(const CallSet&) = delete;
-    CallSet& operator=(const CallSet&) = delete;
-
-    CallShape shape() const;
-
-    EnginePool* pool = nullptr;
-    const Call* only = nullptr;  // the call, when it is one
-    int32_t num_calls = 0;
-    bool latency = false;
-    bool completes_together = false;
-    int64_t prompt_tokens = 0;
-    int64_t new_tokens = 0;
-    double decode_steps = 0;
-    std::span<const PathEntry> entries;  // distinct
-
-  private:
-    void add(const Call& call);
-
-    Path merged_;  // of several calls
-};
-
 class EngineFinder {
   public:
-    EngineFinder(const SchedulerOptions& options, Fleet& fleet) : options_(options), fleet_(fleet) {}
+    EngineFinder(const SchedulerOptions& options, Fleet& fleet)
+        : options_(options), fleet_(fleet), shortlist_(options, fleet) {}
 
     // The engines worth a look for these calls, into `found`: of a few engines all; of many, some that have a
     // prefix of theirs, those that would score best without one, and `besides`. `admissible` false: also
     // engines that cannot take them now, but none that is held.
     void evaluate(const CallSet& calls, int64_t now_us, bool admissible, std::span<Engine* const> besides,
                   std::vector<Scored>& found);
+    // See Shortlist.
+    void set_alike(bool alike) { shortlist_.set_alike(alike); }
     Scored evaluate_one(const CallSet& calls, Engine& engine, int64_t now_us) const;
     // Whether the engine can take the calls now.
     bool admits(const CallSet& calls, const Engine& engine) const;
+    bool admits_plainly(const CallSet& calls) const { return calls.pool->admits_plainly(calls.shape()); }
     // All engines for one call.
     std::vector<Candidate> evaluate_all(const CallSet& calls, int64_t now_us) const;
 
@@ -71,17 +50,9 @@ class EngineFinder {
     double crowding_of(const CallSet& calls, const Engine& engine) const;
     bool is_admissible(const CallSet& calls, const Engine& engine, const Overlap& overlap) const;
     double weight(bool latency) const;
-    void shortlist(const CallSet& calls, int64_t now_us, bool admissible, std::span<Engine* const> besides);
-    void add_holders(const CallSet& calls, const CallShape& shape, int64_t now_us, bool admissible,
-                     size_t most);
-    bool is_new(const Engine& engine);
-
     SchedulerOptions options_;
     Fleet& fleet_;
-    std::vector<Engine*> shortlist_;                   // scratch
-    std::vector<uint64_t> seen_;                       // by engine slot: the last search that had it
-    std::vector<std::pair<double, Engine*>> holders_;  // scratch
-    uint64_t search_ = 0;
+    Shortlist shortlist_;
 };
 
 // The admissible engine of the lowest score; ties go to the smaller batch, then to the lower id. Null: none.

@@ -120,13 +120,20 @@ void Fleet::end_hold(Engine& engine) {
     engine.pool->mark_changed(engine);
 }
 
-void Fleet::add_context(ContextId context, Engine& engine, Path path) {
+// The context comes before the call goes, so that what the engine holds is not forgotten in between.
+void Fleet::leave_context(Call& call, ContextId context, int64_t length) {
     if (const uint32_t* known = context_slots_.find(context)) forget_context(*known);
-    if (path.empty()) return;
-    residency_.add_context(context, path, engine.slot);
+    Engine& engine = *call.engine;
+    const auto lost = std::ranges::upper_bound(call.path, length, {}, &PathEntry::length);
+    const std::span<const PathEntry> kept(call.path.begin(), lost);
+    residency_.add_context(context, kept, engine.slot);
+    release(call);
+    release_path({lost, call.path.end()});
+    call.path.erase(lost, call.path.end());
+    if (call.path.empty()) return;
     const uint32_t slot = contexts_.take();
     context_slots_.insert(context, slot);
-    contexts_[slot] = {context, &engine, std::move(path), static_cast<uint32_t>(engine.contexts.size())};
+    contexts_[slot] = {context, &engine, std::move(call.path), static_cast<uint32_t>(engine.contexts.size())};
     engine.contexts.push_back(slot);
 }
 

@@ -45,8 +45,9 @@ class Fleet {
     void hold(Call& call, Engine& engine);
     void end_hold(Engine& engine);
 
-    // The prompt of a call that has left becomes a prefix holder; takes over the references of `path`.
-    void add_context(ContextId context, Engine& engine, Path path);
+    // The call leaves its engine; the first `length` tokens of its prompt stay there as a context, up to the
+    // last boundary within them. Takes over the references of the call's path.
+    void leave_context(Call& call, ContextId context, int64_t length);
     // Keeps only the boundaries within the first `length` tokens. Unknown contexts are ignored.
     void shorten_context(ContextId context, const Engine& engine, int64_t length);
 

@@ -38,8 +38,7 @@ void Placer::place_holders() {
         Engine* const held = call.held;
         if (finder_.admits(CallSet(call), *held)) {
             end_hold(call);
-            const Choice choice = planner_.choose_among(call, {&held, 1}, now_us_);
-            commit(choice, choice.scored.candidate.prefix_len > 0 ? Reason::kPrefix : Reason::kAlone);
+            commit_alone(planner_.choose_among(call, {&held, 1}, now_us_));
         } else {
             ++i;
         }
@@ -57,19 +56,41 @@ bool Placer::free_left_engines() {
 
 void Placer::place_from(Call& head) {
     head.tried_pass = queue_.pass();
+    const bool may_open = may_open_set(head);
+    if (may_open && head.fresh && finder_.admits_plainly(CallSet(head))) {
+        place_companions(head, nullptr);
+        return;
+    }
     const Choice choice = choose(head);
     if (choice.scored.engine == nullptr) {
         queue_.mark_failed(head);
-        return;
+    } else if (may_open) {
+        place_companions(head, &choice);
+    } else {
+        commit_alone(choice);
     }
+}
+
+void Placer::commit_alone(const Choice& choice) {
+    commit(choice, choice.scored.candidate.prefix_len > 0 ? Reason::kPrefix : Reason::kAlone);
+}
+
+// Some engine can take the call, the chosen one if it has been chosen; others may go with it.
+void Placer::place_companions(Call& head, const Choice* choice) {
     const Companions set = companions_of(head);
+    for (Call* call : set.calls) call->tried_pass = queue_.pass();
     if (set.calls.size() > 1) {
-        planner_.forget(choice);
-        for (Call* call : set.calls) call->tried_pass = queue_.pass();
+        if (choice != nullptr) planner_.forget(*choice);
         place_set(set);
     } else {
-        commit(choice, choice.scored.candidate.prefix_len > 0 ? Reason::kPrefix : Reason::kAlone);
+        commit_alone(choice != nullptr ? *choice : choose(head));
     }
+}
+
+bool Placer::may_open_set(const Call& head) const {
+    const bool has_group =
+        options_.group_placement && head.group != nullptr && head.group->members.size() > 1;
+    return has_group || (options_.prefix_affinity && queue_.shares_prefix(head));
 }
 
 // A call that has been refused by every engine can only fit where room has grown since.

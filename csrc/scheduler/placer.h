@@ -45,6 +45,9 @@ class Placer {
     void place_holders();
     bool free_left_engines();
     void place_from(Call& head);
+    void place_companions(Call& head, const Choice* choice);
+    bool may_open_set(const Call& head) const;
+    void commit_alone(const Choice& choice);
     Choice choose(Call& head);
     Companions companions_of(Call& head) const;
     void place_set(const Companions& set);

@@ -153,15 +153,11 @@ void Scheduler::finish(CallId call_id, int64_t now_us, ContextId context_id, int
     if (done.engine == nullptr) {
         throw std::invalid_argument("call_id = " + std::to_string(call_id) + " is queued, not in flight");
     }
-    Engine& engine = *done.engine;
     queue_.leave(done);
-    fleet_.release(done);
     if (context_id != kNoContext) {
-        const auto lost = std::ranges::upper_bound(done.path, num_tokens, {}, &PathEntry::length);
-        fleet_.release_path({lost, done.path.end()});
-        done.path.erase(lost, done.path.end());
-        fleet_.add_context(context_id, engine, std::move(done.path));
+        fleet_.leave_context(done, context_id, num_tokens);
     } else {
+        fleet_.release(done);
         fleet_.release_path(done.path);
     }
     end(done);

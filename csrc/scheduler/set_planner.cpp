@@ -120,7 +120,9 @@ SetPlanner::Plan SetPlanner::spread(std::vector<Unit> units) {
     begun_.clear();
     Plan plan;
     std::vector<Fleet::Admission> admissions;
+    finder_.set_alike(true);
     for (const Unit& unit : units) place_unit(unit, plan, admissions);
+    finder_.set_alike(false);
     for (size_t i = plan.size(); i-- > 0;) fleet_.take_back(*plan[i].call, admissions[i]);
     return plan;
 }
