@@ -39,14 +39,18 @@ py::list match(const PrefixIndex& index, int64_t domain, const py::object& token
                const py::object& boundaries, const std::vector<int64_t>& variables, int64_t model,
                int64_t adapter, int64_t max_owners) {
     scheduler::require_at_least("max_owners", max_owners, 1);
-    py::list matches;
     const PromptView prompt(int32_view("token_ids", token_ids), variables);
-    for (const auto& match :
-         index.match({model, adapter, domain}, prompt, int32_view("boundaries", boundaries),
-                     static_cast<size_t>(max_owners))) {
-        matches.append(py::make_tuple(match.boundary, match.calls, match.contexts));
+    const auto matches = index.match({model, adapter, domain}, prompt, int32_view("boundaries", boundaries),
+                                     static_cast<size_t>(max_owners));
+    py::list rows;
+    size_t call = 0, context = 0;
+    for (const auto& row : matches.rows) {
+        py::list calls, contexts;
+        for (; call < row.calls_end; ++call) calls.append(matches.calls[call]);
+        for (; context < row.contexts_end; ++context) contexts.append(matches.contexts[context]);
+        rows.append(py::make_tuple(row.boundary, calls, contexts));
     }
-    return matches;
+    return rows;
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ class RadixTree {
         int32_t* edge = nullptr;
     };
 
-    struct Member {
+    struct alignas(32) Member {
         OwnerId owner = 0;
         NodeId node = kNone;
         MemberId next = kNone;

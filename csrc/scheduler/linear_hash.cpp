@@ -18,17 +18,17 @@ void LinearHash::erase(uint32_t hash, uint32_t id) {
             hole_hash = &bucket->hashes[i];
             hole_id = &bucket->ids[i];
         }
-        if (bucket->overflow == kNone) break;
+        if (bucket->overflow == 0) break;
         before_last = bucket;
-        bucket = &overflow_[bucket->overflow];
+        bucket = &overflow_[bucket->overflow - 1];
     }
     if (hole_id == nullptr) throw std::logic_error(concat("id ", id, " is not in the hash table"));
     --bucket->num_used;  // the last entry of the last bucket fills the hole
     *hole_hash = bucket->hashes[bucket->num_used];
     *hole_id = bucket->ids[bucket->num_used];
     if (bucket->num_used == 0 && before_last != nullptr) {
-        overflow_.free(before_last->overflow);
-        before_last->overflow = kNone;
+        overflow_.free(before_last->overflow - 1);
+        before_last->overflow = 0;
     }
     if (--size_ < buckets_.size() * kLeastPerBucket && buckets_.size() > 1) merge();
 }
@@ -36,8 +36,8 @@ void LinearHash::erase(uint32_t hash, uint32_t id) {
 void LinearHash::append(Bucket& home, uint32_t hash, uint32_t id) {
     Bucket* bucket = &home;
     while (bucket->num_used == kSlots) {
-        if (bucket->overflow == kNone) bucket->overflow = overflow_.allocate();
-        bucket = &overflow_[bucket->overflow];
+        if (bucket->overflow == 0) bucket->overflow = overflow_.allocate() + 1;
+        bucket = &overflow_[bucket->overflow - 1];
     }
     bucket->hashes[bucket->num_used] = hash;
     bucket->ids[bucket->num_used] = id;
@@ -51,8 +51,8 @@ void LinearHash::distribute(const Bucket& home) {
         for (uint32_t i = 0; i < entries.num_used; ++i) {
             append(buckets_[home_of(entries.hashes[i])], entries.hashes[i], entries.ids[i]);
         }
-        if (entries.overflow == kNone) return;
-        const uint32_t emptied = entries.overflow;
+        if (entries.overflow == 0) return;
+        const uint32_t emptied = entries.overflow - 1;
         entries = overflow_[emptied];
         overflow_.free(emptied);
     }
@@ -78,7 +78,7 @@ void LinearHash::resize(size_t num_buckets) {
 void LinearHash::check_invariants() const {
     size_t found = 0;
     for (size_t i = 0; i < buckets_.size(); ++i) {
-        for (const Bucket* bucket = &buckets_[i];; bucket = &overflow_[bucket->overflow]) {
+        for (const Bucket* bucket = &buckets_[i];; bucket = &overflow_[bucket->overflow - 1]) {
             for (uint32_t slot = 0; slot < bucket->num_used; ++slot) {
                 if (home_of(bucket->hashes[slot]) != i) {
                     throw std::logic_error(concat("id ", bucket->ids[slot], " is in bucket ", i, ", not in ",
@@ -86,7 +86,7 @@ void LinearHash::check_invariants() const {
                 }
             }
             found += bucket->num_used;
-            if (bucket->overflow == kNone) break;
+            if (bucket->overflow == 0) break;
         }
     }
     if (found != size_) throw std::logic_error(concat("buckets hold ", found, " ids, not ", size_));

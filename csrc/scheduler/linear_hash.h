@@ -25,11 +25,11 @@ class LinearHash {
     // The first id with this hash that `accept` takes; kNone when there is none.
     template <class Accept>
     uint32_t find(uint32_t hash, Accept accept) const {
-        for (const Bucket* bucket = &buckets_[home_of(hash)];; bucket = &overflow_[bucket->overflow]) {
+        for (const Bucket* bucket = &buckets_[home_of(hash)];; bucket = &overflow_[bucket->overflow - 1]) {
             for (uint32_t i = 0; i < bucket->num_used; ++i) {
                 if (bucket->hashes[i] == hash && accept(bucket->ids[i])) return bucket->ids[i];
             }
-            if (bucket->overflow == kNone) return kNone;
+            if (bucket->overflow == 0) return kNone;
         }
     }
 
@@ -55,9 +55,10 @@ class LinearHash {
     static constexpr size_t kMostPerBucket = 4;
     static constexpr size_t kLeastPerBucket = 2;
 
+    // All zeros when empty.
     struct alignas(64) Bucket {
         uint32_t num_used = 0;
-        uint32_t overflow = kNone;
+        uint32_t overflow = 0;  // 1 + where it goes on in overflow_, or 0
         std::array<uint32_t, kSlots> hashes;
         std::array<uint32_t, kSlots> ids;
     };
@@ -73,7 +74,7 @@ class LinearHash {
     void merge();
     void resize(size_t num_buckets);
 
-    ChunkedArray<Bucket, 1024> buckets_;
+    ChunkedArray<Bucket> buckets_;
     Pool<Bucket> overflow_;
     size_t mask_ = 0;  // the least 2^k - 1 that is not below the last bucket's number
     size_t size_ = 0;

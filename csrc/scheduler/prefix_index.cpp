@@ -103,41 +103,37 @@ size_t PrefixIndex::set_variable(VariableId variable, std::span<const int32_t> t
     return waiting.size();
 }
 
-std::vector<PrefixMatch> PrefixIndex::match(const PrefixScope& scope, const PromptView& prompt,
-                                            std::span<const int32_t> boundaries, size_t max_owners) const {
+PrefixMatches PrefixIndex::match(const PrefixScope& scope, const PromptView& prompt,
+                                 std::span<const int32_t> boundaries, size_t max_owners) const {
     require_prompt(prompt.token_ids, boundaries, prompt.variables);
     const std::vector<NodeId> nodes = table_.find(scope, prompt, boundaries);
-    std::vector<OwnerKey> calls, contexts;  // listed so far, the nearest first
-    std::vector<PrefixMatch> matches;
+    PrefixMatches matches;
     for (size_t i = nodes.size(); i-- > 0;) {
         if (nodes[i] == kNoNode || table_.label(nodes[i]) == kNone) continue;
-        const size_t num_calls = calls.size(), num_contexts = contexts.size();
-        list_owners(table_.label(nodes[i]), max_owners, calls, contexts);
-        if (calls.size() == num_calls && contexts.size() == num_contexts) continue;
-        PrefixMatch& match = matches.emplace_back();
-        match.boundary = boundaries[i];
-        for (size_t at = num_calls; at < calls.size(); ++at) match.calls.push_back(calls[at] / 2);
-        for (size_t at = num_contexts; at < contexts.size(); ++at) match.contexts.push_back(contexts[at] / 2);
-        if (calls.size() == max_owners && contexts.size() == max_owners) break;
+        const size_t num_listed = matches.calls.size() + matches.contexts.size();
+        list_owners(table_.label(nodes[i]), max_owners, matches);
+        if (matches.calls.size() + matches.contexts.size() == num_listed) continue;
+        matches.rows.push_back({boundaries[i], matches.calls.size(), matches.contexts.size()});
+        if (matches.calls.size() == max_owners && matches.contexts.size() == max_owners) break;
     }
     return matches;
 }
 
 // Appends the owners in a node's list that are not listed yet. Listed ones are few: searching beats a set.
-void PrefixIndex::list_owners(RegistrationId first, size_t max_owners, std::vector<OwnerKey>& calls,
-                              std::vector<OwnerKey>& contexts) const {
-    const auto list = [max_owners](std::vector<OwnerKey>& listed, OwnerKey owner) {
-        if (std::ranges::find(listed, owner) == listed.end()) listed.push_back(owner);
+void PrefixIndex::list_owners(RegistrationId first, size_t max_owners, PrefixMatches& matches) const {
+    const auto list = [max_owners](std::vector<OwnerId>& listed, OwnerId id) {
+        if (std::ranges::find(listed, id) == listed.end()) listed.push_back(id);
         return listed.size() < max_owners;
     };
     for (RegistrationId id = first; id != kNone; id = registrations_[id].next) {
         const OwnerKey owner = registrations_[id].owner;
-        if (is_context(owner) || calls.size() >= max_owners || !list(calls, owner)) break;
+        if (is_context(owner) || matches.calls.size() >= max_owners) break;
+        if (!list(matches.calls, owner / 2)) break;
     }
     for (RegistrationId id = registrations_[first].previous;; id = registrations_[id].previous) {
         const OwnerKey owner = registrations_[id].owner;
-        if (!is_context(owner) || contexts.size() >= max_owners || !list(contexts, owner)) break;
-        if (id == first) break;
+        if (!is_context(owner) || matches.contexts.size() >= max_owners) break;
+        if (!list(matches.contexts, owner / 2) || id == first) break;
     }
 }
 

@@ -20,16 +20,24 @@ enum class OwnerKind { kCall, kContext };
 
 using OwnerId = int64_t;
 
-// Owners that share this prefix and no longer one, the newest first.
-struct PrefixMatch {
-    int32_t boundary = 0;
+// Owners that share a prefix, the nearest first, and among equals the newest. Those of row i, which share its
+// boundary and no longer one, lie in `calls` and `contexts` before its ends and from those of row i - 1.
+struct PrefixMatches {
+    struct Row {
+        int32_t boundary;
+        size_t calls_end;
+        size_t contexts_end;
+    };
+    std::vector<Row> rows;  // the longest boundary first
     std::vector<OwnerId> calls;
     std::vector<OwnerId> contexts;
 };
 
 class PrefixIndex {
   public:
-    PrefixIndex(const HashKey& key, bool constant_hash) : table_(key, constant_hash) {}
+    PrefixIndex(const HashKey& key, bool constant_hash) : table_(key, constant_hash) {
+        table_.set_labelled(registrations_);
+    }
 
     // Throws std::invalid_argument for an owner that is there already, a context with variables, and bad
     // ids or boundaries.
@@ -44,9 +52,9 @@ class PrefixIndex {
     // how many they are.
     size_t set_variable(VariableId variable, std::span<const int32_t> token_ids);
 
-    // The longest boundary first; every owner once, and at most `max_owners` of a kind in all.
-    std::vector<PrefixMatch> match(const PrefixScope& scope, const PromptView& prompt,
-                                   std::span<const int32_t> boundaries, size_t max_owners) const;
+    // Every owner once, and at most `max_owners` of a kind.
+    PrefixMatches match(const PrefixScope& scope, const PromptView& prompt,
+                        std::span<const int32_t> boundaries, size_t max_owners) const;
 
     // Number of distinct prefixes with an owner.
     size_t size() const { return num_prefixes_; }
@@ -91,8 +99,7 @@ class PrefixIndex {
     void wait_for_variables(OwnerSlot slot, const PromptView& prompt, size_t length);
     void stop_waiting(OwnerSlot slot);
     void rekey(OwnerSlot slot, VariableId variable, std::span<const int32_t> token_ids);
-    void list_owners(RegistrationId first, size_t max_owners, std::vector<OwnerKey>& calls,
-                     std::vector<OwnerKey>& contexts) const;
+    void list_owners(RegistrationId first, size_t max_owners, PrefixMatches& matches) const;
     void check_list(RegistrationId first) const;
 
     PrefixTable table_;

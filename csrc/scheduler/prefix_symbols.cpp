@@ -1,6 +1,7 @@
 #include "scheduler/prefix_symbols.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace parrot::scheduler {
@@ -113,6 +114,42 @@ bool equals_packed(const PromptView& prompt, size_t begin, size_t end, size_t wi
         if (load_wide(packed, i - begin) != prompt[i]) return false;
     }
     return true;
+}
+
+// Four sizes to a doubling, multiples of 16: at most a fifth is lost by rounding up.
+SegmentArena::SegmentArena() {
+    size_t next = 0;
+    for (size_t size = 48; next < pool_of_.size(); size += std::max<size_t>(16, std::bit_floor(size) / 4)) {
+        for (; next < pool_of_.size() && (next + 1) * 16 <= size; ++next) {
+            pool_of_[next] = static_cast<uint8_t>(pools_.size());
+        }
+        pools_.emplace_back(size);
+    }
+}
+
+SegmentArena::Block SegmentArena::allocate(size_t num_bytes) {
+    if (num_bytes > kLargestPooled) {
+        num_large_bytes_ += num_bytes;
+        return {new uint8_t[num_bytes], 0};
+    }
+    auto& pool = pools_[pool_of_[(num_bytes - 1) / 16]];
+    const uint32_t id = pool.allocate();
+    return {reinterpret_cast<uint8_t*>(pool.place(id)), id};
+}
+
+void SegmentArena::free(const Block& block, size_t num_bytes) {
+    if (num_bytes > kLargestPooled) {
+        num_large_bytes_ -= num_bytes;
+        delete[] block.bytes;
+    } else {
+        pools_[pool_of_[(num_bytes - 1) / 16]].free(block.id);
+    }
+}
+
+size_t SegmentArena::num_bytes() const {
+    size_t total = num_large_bytes_;
+    for (const auto& pool : pools_) total += pool.num_bytes();
+    return total;
 }
 
 }  // namespace parrot::scheduler

@@ -1,11 +1,13 @@
 // What prompts are made of: token ids, and variables that have no value yet; and how the table stores them.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "scheduler/chunked.h"
 #include "scheduler/prefix_hash.h"
 
 namespace parrot::scheduler {
@@ -40,5 +42,33 @@ size_t packed_width(const PromptView& prompt, size_t begin, size_t end);
 void pack(const PromptView& prompt, size_t begin, size_t end, size_t width, uint8_t* packed);
 void unpack(const uint8_t* packed, size_t width, size_t count, std::vector<Symbol>& symbols);
 bool equals_packed(const PromptView& prompt, size_t begin, size_t end, size_t width, const uint8_t* packed);
+
+// Memory of packed segments. Blocks of some twenty sizes come from pools, larger ones from the system: the
+// general allocator, which joins what was freed when it sees fit, stopped for seconds over millions of
+// blocks.
+class SegmentArena {
+  public:
+    struct Block {
+        uint8_t* bytes;
+        uint32_t id;
+    };
+
+    SegmentArena();
+
+    Block allocate(size_t num_bytes);
+    // The number of bytes asked for.
+    void free(const Block& block, size_t num_bytes);
+
+    // Of the pools, and of larger blocks.
+    size_t num_bytes() const;
+
+  private:
+    static constexpr size_t kLargestPooled = 1024;
+    static constexpr uint32_t kPoolWords = 64;
+
+    std::vector<RawPool<kPoolWords>> pools_;
+    std::array<uint8_t, kLargestPooled / 16> pool_of_{};  // by bytes / 16, rounded up, - 1
+    size_t num_large_bytes_ = 0;
+};
 
 }  // namespace parrot::scheduler

@@ -17,7 +17,8 @@ constexpr size_t kFetchedAhead = 16;
 
 PrefixTable::~PrefixTable() {
     for (NodeId id = 0; id < nodes_.num_slots(); ++id) {
-        if (nodes_.contains(id) && nodes_[id].num_bytes() > kNearBytes) delete[] nodes_[id].far;
+        if (nodes_.contains(id) && nodes_[id].is_far())
+            segments_.free(nodes_[id].far, nodes_[id].num_bytes());
     }
 }
 
@@ -62,10 +63,10 @@ Path PrefixTable::acquire(const PrefixScope& scope, const PromptView& prompt,
     Path path;
     if (boundaries.empty()) return path;
     path.reserve(boundaries.size());
-    PrefixHasher hasher(key_, scope);
-    const Hash128 root_hash = digest(hasher);
-    NodeId root = find_root(root_hash, scope);
-    if (root == kNoNode) root = add_root(root_hash, scope);
+    const Origin& origin = origin_of(scope);
+    NodeId root = find_root(origin);
+    if (root == kNoNode) root = add_root(origin);
+    PrefixHasher hasher = origin.hasher;
     Walk state{prompt, root, root};
     int32_t previous = 0;
     visit(hasher, state, boundaries, [&](int32_t boundary, const Hash128& hash, NodeId known) {
@@ -80,9 +81,10 @@ Path PrefixTable::acquire(const PrefixScope& scope, const PromptView& prompt,
 
 std::vector<NodeId> PrefixTable::find(const PrefixScope& scope, const PromptView& prompt,
                                       std::span<const int32_t> boundaries) const {
-    PrefixHasher hasher(key_, scope);
-    const NodeId root = find_root(digest(hasher), scope);
+    const Origin& origin = origin_of(scope);
+    const NodeId root = find_root(origin);
     if (root == kNoNode) return std::vector<NodeId>(boundaries.size(), kNoNode);
+    PrefixHasher hasher = origin.hasher;
     std::vector<NodeId> found;
     found.reserve(boundaries.size());
     Walk state{prompt, root, root};
@@ -119,14 +121,22 @@ PrefixScope PrefixTable::scope_of(NodeId node) const {
     return scope;
 }
 
+const PrefixTable::Origin& PrefixTable::origin_of(const PrefixScope& scope) const {
+    if (scope != origin_.scope) {
+        origin_ = {scope, PrefixHasher(key_, scope), {}};
+        origin_.hash = digest(origin_.hasher);
+    }
+    return origin_;
+}
+
 Hash128 PrefixTable::digest(const PrefixHasher& hasher) const {
     return constant_hash_ ? Hash128{} : hasher.digest();
 }
 
-NodeId PrefixTable::find_root(const Hash128& hash, const PrefixScope& scope) const {
-    return by_hash_.find(bucket_hash(hash.low), [&](NodeId id) {
-        if (!nodes_[id].has_hash(hash)) return false;
-        const bool is_same = nodes_[id].parent == kNoNode && scope_of(id) == scope;
+NodeId PrefixTable::find_root(const Origin& origin) const {
+    return by_hash_.find(bucket_hash(origin.hash.low), [&](NodeId id) {
+        if (!nodes_[id].has_hash(origin.hash)) return false;
+        const bool is_same = nodes_[id].parent == kNoNode && scope_of(id) == origin.scope;
         if (!is_same) ++num_collisions_;
         return is_same;
     });
@@ -134,8 +144,10 @@ NodeId PrefixTable::find_root(const Hash128& hash, const PrefixScope& scope) con
 
 NodeId PrefixTable::find_node(const Hash128& hash, const Walk& walk, int32_t length) const {
     return by_hash_.find(bucket_hash(hash.low), [&](NodeId id) {
-        if (!nodes_[id].has_hash(hash)) return false;
-        const bool is_same = nodes_[id].length == length && has_content(id, walk);
+        const Node& node = nodes_[id];
+        if (!node.has_hash(hash)) return false;
+        if (labelled_ != nullptr && node.label != kNoNode) fetch_labelled_(labelled_, node.label);
+        const bool is_same = node.length == length && has_content(id, walk);
         if (!is_same) ++num_collisions_;
         return is_same;
     });
@@ -155,10 +167,10 @@ bool PrefixTable::has_content(NodeId id, const Walk& walk) const {
     return true;
 }
 
-NodeId PrefixTable::add_root(const Hash128& hash, const PrefixScope& scope) {
+NodeId PrefixTable::add_root(const Origin& origin) {
     static_assert(sizeof(PrefixScope) <= kNearBytes);
-    const NodeId id = link(hash);
-    std::memcpy(nodes_[id].near.data(), &scope, sizeof(scope));
+    const NodeId id = link(origin.hash);
+    std::memcpy(nodes_[id].near.data(), &origin.scope, sizeof(origin.scope));
     return id;
 }
 
@@ -173,9 +185,9 @@ NodeId PrefixTable::add_node(const Hash128& hash, const Walk& walk, int32_t leng
     node.count = static_cast<uint32_t>(end - begin) & kMaxSymbols;
     node.width = packed_width(walk.prompt, begin, end) & 15;
     uint8_t* segment = node.near.data();
-    if (node.num_bytes() > kNearBytes) {
-        node.far = segment = new uint8_t[node.num_bytes()];
-        num_far_bytes_ += node.num_bytes();
+    if (node.is_far()) {
+        node.far = segments_.allocate(node.num_bytes());
+        segment = node.far.bytes;
     }
     pack(walk.prompt, begin, end, node.width, segment);
     return id;
@@ -193,10 +205,7 @@ NodeId PrefixTable::link(const Hash128& hash) {
 void PrefixTable::forget(NodeId id) {
     Node& node = nodes_[id];
     by_hash_.erase(bucket_hash(node.hash_low), id);
-    if (node.num_bytes() > kNearBytes) {
-        num_far_bytes_ -= node.num_bytes();
-        delete[] node.far;
-    }
+    if (node.is_far()) segments_.free(node.far, node.num_bytes());
     nodes_.free(id);
 }
 

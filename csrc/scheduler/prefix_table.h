@@ -35,12 +35,15 @@ using Path = std::vector<PathEntry>;
 //                            <- [ segment ]      a node's tokens are the segments from there to it
 //
 // A node lives while references (one per path that holds it, one per child) remain, and no longer. It takes
-// 64 bytes, about 18 in the hash table, and those of its segment beyond the first 32.
+// 64 bytes, about 18 in the hash table, and for a segment of more than 32 bytes a block of that size.
 //
 // Prompts may have variables without a value (PromptView); a prefix behind one is known by the variable's id.
 class PrefixTable {
   public:
-    PrefixTable(const HashKey& key, bool constant_hash) : key_(key), constant_hash_(constant_hash) {}
+    PrefixTable(const HashKey& key, bool constant_hash)
+        : key_(key), constant_hash_(constant_hash), origin_{{}, PrefixHasher(key, {}), {}} {
+        origin_.hash = digest(origin_.hasher);
+    }
     PrefixTable(const PrefixTable&) = delete;
     PrefixTable& operator=(const PrefixTable&) = delete;
     ~PrefixTable();
@@ -59,6 +62,15 @@ class PrefixTable {
     uint32_t& label(NodeId node) { return nodes_[node].label; }
     uint32_t label(NodeId node) const { return nodes_[node].label; }
 
+    // Labels are ids of items in `pool`: the item of a node is loaded while the node's content is compared.
+    template <class T>
+    void set_labelled(const Pool<T>& pool) {
+        labelled_ = &pool;
+        fetch_labelled_ = [](const void* labelled, uint32_t label) {
+            __builtin_prefetch(&(*static_cast<const Pool<T>*>(labelled))[label]);
+        };
+    }
+
     std::vector<Symbol> symbols_of(NodeId node) const;
     PrefixScope scope_of(NodeId node) const;
 
@@ -67,7 +79,7 @@ class PrefixTable {
     size_t size() const { return nodes_.size(); }
     // How often a look-up met another prefix of the same hash, which only the comparison told apart.
     int64_t num_collisions() const { return num_collisions_; }
-    size_t num_bytes() const { return nodes_.num_bytes() + by_hash_.num_bytes() + num_far_bytes_; }
+    size_t num_bytes() const { return nodes_.num_bytes() + by_hash_.num_bytes() + segments_.num_bytes(); }
 
     void check_invariants() const;
 
@@ -87,17 +99,25 @@ class PrefixTable {
         uint32_t width : 4 = 0;   // bytes of one
         union {
             std::array<uint8_t, kNearBytes> near{};  // a short segment, or the scope of a root
-            uint8_t* far;
+            SegmentArena::Block far;
         };
 
         bool has_hash(const Hash128& hash) const {
             return hash_low == hash.low && hash_high == static_cast<uint32_t>(hash.high);
         }
         size_t num_bytes() const { return size_t{count} * width; }
-        const uint8_t* segment() const { return num_bytes() <= kNearBytes ? near.data() : far; }
+        bool is_far() const { return num_bytes() > kNearBytes; }
+        const uint8_t* segment() const { return is_far() ? far.bytes : near.data(); }
         int32_t begin() const { return length - static_cast<int32_t>(count); }
     };
     static_assert(sizeof(Node) == 64);
+
+    // The hash where all prompts of a scope begin.
+    struct Origin {
+        PrefixScope scope;
+        PrefixHasher hasher;
+        Hash128 hash;
+    };
 
     // Where a walk along the boundaries of one prompt has come to.
     struct Walk {
@@ -111,11 +131,12 @@ class PrefixTable {
     template <class Resolve>
     void visit(PrefixHasher& hasher, Walk& walk, std::span<const int32_t> boundaries, Resolve resolve) const;
     void fetch_ahead(std::span<const Hash128> hashes) const;
+    const Origin& origin_of(const PrefixScope& scope) const;
     Hash128 digest(const PrefixHasher& hasher) const;
-    NodeId find_root(const Hash128& hash, const PrefixScope& scope) const;
+    NodeId find_root(const Origin& origin) const;
     NodeId find_node(const Hash128& hash, const Walk& walk, int32_t length) const;
     bool has_content(NodeId node, const Walk& walk) const;
-    NodeId add_root(const Hash128& hash, const PrefixScope& scope);
+    NodeId add_root(const Origin& origin);
     NodeId add_node(const Hash128& hash, const Walk& walk, int32_t length);
     NodeId link(const Hash128& hash);
     void forget(NodeId node);
@@ -125,7 +146,10 @@ class PrefixTable {
     bool constant_hash_;
     Pool<Node> nodes_;
     LinearHash by_hash_;
-    size_t num_far_bytes_ = 0;
+    SegmentArena segments_;
+    const void* labelled_ = nullptr;
+    void (*fetch_labelled_)(const void* labelled, uint32_t label) = nullptr;
+    mutable Origin origin_;  // of the scope that was asked for last
     mutable int64_t num_collisions_ = 0;
 };
 
