@@ -147,6 +147,13 @@ def test_nan_stays_nan_in_its_own_row(cpu_isa: str) -> None:
     assert np.isfinite(np.delete(out, 5, axis=0)).all()
 
 
+def test_nothing_is_left_of_an_earlier_call(cpu_isa: str) -> None:
+    even = _core.PackedLinear(to_bf16(np.ones((4, 26), np.float32)))
+    even.forward(np.full((14, 26), nan, np.float32), np.empty((14, 4), np.float32))
+    for rows in (1, 2, 7, 14):  # an odd input has a neighbour in its pair of bf16 that must be zero
+        check(np.random.default_rng(rows), cpu_isa, (rows, 25, 40), bf16=True)
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_number_of_threads_changes_nothing(cpu_isa: str, bf16: bool) -> None:
     rng = np.random.default_rng(0)
