@@ -48,6 +48,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.0, "grammar": SCHEMA, "ignore_eos": False},
     {"temperature": 1.3, "grammar": Grammar("regex", r"[a-f]{5,60}!"), "ignore_eos": False},
 ]
+REPEATING = Grammar("regex", "zzzzzz[xz]{6}zzzz[xz]{6}")
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +217,15 @@ def test_ids_without_a_choice_are_filled_in_and_count_as_generated(make: MakeHar
     assert stats.num_steps - before.num_steps <= 6
     several = make().generate(prompt_of(20), **constrained(SCHEMA))
     assert harness.tokenizer.decode(several.ids) == several.outputs[0].text
+
+
+def test_forced_ids_are_penalised_as_others_are(make: MakeHarness) -> None:
+    letters = {letter: make().tokenizer.backend.token_to_id(letter) for letter in "xz"}
+    bias = ((letters["x"], 40.0), (letters["z"], 46.0))  # z, unless there have been many
+    options = constrained(REPEATING, logit_bias=bias, frequency_penalty=2.0)
+    results = [make().generate(prompt_of(20), **options, logprobs=logprobs) for logprobs in (None, 0)]
+    assert results[0].outputs[0].text == results[1].outputs[0].text
+    assert results[0].outputs[0].text[6] == "x"
 
 
 def test_forced_ids_are_streamed_and_stay_within_max_tokens(make: MakeHarness) -> None:

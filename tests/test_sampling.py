@@ -115,7 +115,7 @@ def test_a_row_is_sampled_the_same_alone_in_a_batch_and_when_the_batch_changes()
         {"temperature": 1.0, "top_p": 0.999},
     ]
     rows = [Sampling(seed=i, **kind) for i, kind in enumerate(kinds * 2)]
-    logits = [random_logits(len(rows), vocab=1500, seed=step) for step in range(8)]
+    logits = [random_logits(len(rows), vocab=1500) for _ in range(12)]  # so that repetition is likely
     alone = []
     for i, sampling in enumerate(rows):
         state, sampler = state_of(sampling, [5, 6]), Sampler()
@@ -282,3 +282,27 @@ def test_parameters_out_of_range_are_refused_by_name(fields: dict[str, Any], par
         check_sampling(Sampling(**fields), vocab_size=50)
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_gives_the_ids_of_the_cpu() -> None:
+    rows = [
+        Sampling(temperature=0.9, seed=1),
+        Sampling(),
+        Sampling(temperature=1.1, top_p=0.9, seed=2, logprobs=3),
+        Sampling(temperature=1.0, top_k=30, min_p=0.01, repetition_penalty=1.2, seed=3),
+        Sampling(frequency_penalty=0.5, presence_penalty=0.5, logit_bias=((9, 4.0),), min_tokens=3),
+        Sampling(temperature=2.0, top_p=0.999, seed=4),
+    ]
+    constrained = [False, False, True, False, True, False]
+    allowed = torch.rand(2, 2000, generator=torch.Generator().manual_seed(1)) < 0.3
+    ids: list[list[list[int | None]]] = []
+    for device in ("cpu", "cuda"):
+        states = [state_of(s, [5, 6], constrained=c) for s, c in zip(rows, constrained, strict=True)]
+        sampler = Sampler()
+        steps = [random_logits(6, vocab=2000, seed=step // 4).to(device) for step in range(8)]
+        ids.append(
+            [sampler.sample(step, states, [2 + n] * 6, allowed.to(device)) for n, step in enumerate(steps)]
+        )
+    assert ids[0] == ids[1]

@@ -72,7 +72,8 @@ class OutputState:
         self.constrained = constrained
         self.log = None if sampling.logprobs is None else LogprobLog(sampling.logprobs)
         self.context_ids = np.unique(context) if sampling.repetition_penalty != 1.0 else np.empty(0, np.int32)
-        self.counts: Tensor | None = None  # float64 [vocab]: how often the output has each id
+        self.counts: Tensor | None = None  # float64 [vocab]: how often the output has each id; on the device
+        self._forced: list[int] = []  # ids that came without sampling and are not counted yet
 
     @property
     def is_random(self) -> bool:
@@ -95,9 +96,15 @@ class OutputState:
 
     def add_forced(self, ids: Sequence[int]) -> None:
         """The output got ids without sampling."""
-        if self.counts is not None:
-            index = torch.tensor(ids, device=self.counts.device)
+        if self.is_penalised:
+            self._forced += ids
+
+    def count_forced(self) -> None:
+        """Add what came without sampling to ``counts``."""
+        if self._forced and self.counts is not None:
+            index = torch.tensor(self._forced, device=self.counts.device)
             self.counts.index_add_(0, index, torch.ones_like(index, dtype=self.counts.dtype))
+            self._forced.clear()
 
 
 class Sampler:
@@ -188,8 +195,9 @@ class _Plan:
         """``_counts`` holds the rows' counts from here on; each state keeps a view of its row."""
         rows = [i for i, state in enumerate(self._shaped_states) if state.is_penalised]
         self._penalised = self._index(rows)
+        self._penalised_states = [self._shaped_states[i] for i in rows]
         self._penalised_rows = self._index([self._shaped_rows[i] for i in rows])
-        states = [self._shaped_states[i] for i in rows]
+        states = self._penalised_states
         self._repetition = self._column([s.sampling.repetition_penalty for s in states])
         self._presence = self._column([s.sampling.presence_penalty for s in states])
         self._frequency = self._column([s.sampling.frequency_penalty for s in states])
@@ -206,6 +214,8 @@ class _Plan:
         if len(self._bias):
             logits = logits.index_put(self._bias_at, self._bias, accumulate=True)
         if len(self._penalised):
+            for state in self._penalised_states:
+                state.count_forced()
             logits[self._penalised] = self._penalise(logits[self._penalised])
         for i, state in enumerate(self._shaped_states):
             too_early = positions[self._shaped_rows[i]] - state.start < state.sampling.min_tokens
