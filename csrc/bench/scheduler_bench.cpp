@@ -2,8 +2,6 @@
 // measured as one line of JSON. Usage: scheduler_bench WORKLOAD ENGINES QUEUED PLACEMENTS REPEATS, where
 // QUEUED calls wait for full engines, or, when it is 0, engines are half full and every call is placed at
 // once; scheduler_bench memory WORKLOAD QUEUED; scheduler_bench shortlist ENGINES PLACEMENTS.
-#include <malloc.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -15,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/measure.h"
 #include "scheduler/scheduler.h"
 
 namespace {
@@ -280,10 +279,10 @@ int measure(const Workload& workload, int64_t num_engines, int64_t num_queued, i
 int weigh(const Workload& workload, int64_t num_queued) {
     Driver driver(workload, 0);
     driver.prepare(num_queued);
-    const size_t before = mallinfo2().uordblks + mallinfo2().hblkhd;
+    const int64_t before = parrot::bench::resident_bytes();
     for (int64_t i = 0; i < num_queued; ++i) driver.submit();
     driver.schedule();
-    const size_t after = mallinfo2().uordblks + mallinfo2().hblkhd;
+    const int64_t after = parrot::bench::resident_bytes();
     std::printf("{\"calls\": \"%s\", \"queued\": %lld, \"bytes_per_queued_call\": %.1f}\n",
                 workload.name.c_str(), static_cast<long long>(num_queued),
                 static_cast<double>(after - before) / static_cast<double>(num_queued));
