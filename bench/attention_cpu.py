@@ -1,8 +1,8 @@
 """Attention on the CPU: one layer against what this machine reads and multiplies, and beside the torch path.
 
 The model shape is that of SmolLM2-135M (9 query heads on 3 KV heads of size 64), bfloat16. Each row walks
-over copies of its KV cache that together exceed the CPU's, as the layers of an engine do; pages are shuffled. In
-every repeat the variants and the reading of the same memory take turns.
+over copies of its KV cache that together exceed the CPU's, as the layers of an engine do; pages are shuffled.
+In every repeat the variants and the reading of the same memory take turns.
 """
 
 from __future__ import annotations

@@ -16,14 +16,15 @@ constexpr int64_t kCostPerThread = 20'000;  // some ten microseconds; a thread i
 constexpr float kLog2E = 1.44269504f;
 
 const AttentionKernels& kernels_for(KvType type) {
+    const int i = static_cast<int>(type);
+    const AttentionKernels& scalar = kAttentionScalar[i];
 #if defined(__x86_64__)
-    static constexpr std::array<const AttentionKernels*, kNumIsas> kTables = {
-        kAttentionScalar, kAttentionAvx2, kAttentionAvx512, kAttentionAvx512};
+    const bool is_bfloat16 = type == KvType::kBfloat16;
+    return for_current_isa<AttentionKernels>({&scalar, &kAttentionAvx2[i], &kAttentionAvx512[i],
+                                              is_bfloat16 ? &kAttentionAvx512Bf16 : &kAttentionAvx512[i]});
 #else
-    static constexpr std::array<const AttentionKernels*, kNumIsas> kTables = {
-        kAttentionScalar, kAttentionScalar, kAttentionScalar, kAttentionScalar};
+    return scalar;
 #endif
-    return (&for_current_isa(kTables))[static_cast<int>(type)];
 }
 
 size_t round_to_line(size_t floats) { return (floats + 15) / 16 * 16; }

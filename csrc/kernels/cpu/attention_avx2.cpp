@@ -11,6 +11,7 @@ struct Avx2 {
     using Reg = __m256;
     static constexpr int kWidth = 8;
     static constexpr int kRegisters = 12;
+    static constexpr bool kDotsPairs = false;
 
     static Reg zero() { return _mm256_setzero_ps(); }
     static Reg set1(float x) { return _mm256_set1_ps(x); }

@@ -2,6 +2,8 @@
 // attention_tile.h for V).
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/cpu/attention_tile.h"
 
 namespace parrot::cpu {
@@ -27,6 +29,8 @@ class AttentionItemKernel {
     using Tile = AttentionTile<V>;
     using Reg = typename V::Reg;
     static constexpr int W = V::kWidth;
+    // Scores are products of bfloat16 pairs: queries are kept as they are, and scores scaled instead of them.
+    static constexpr bool kPairs = V::kDotsPairs && sizeof(T) == sizeof(uint16_t);
 
     AttentionItemKernel(const AttentionTensors& tensors, const AttentionItem& item,
                         const AttentionPartials& partials, const AttentionScratch& scratch)
@@ -52,17 +56,14 @@ class AttentionItemKernel {
 
     void load_queries() {
         const int64_t d = t_.head_dim;
-        const Reg scale = V::set1(t_.scale);
         float* to = s_.query;
         float* output = s_.output;
         for (int32_t head = item_.head_begin; head < item_.head_end; ++head) {
             for (int32_t m = 0; m < item_.num_members; ++m) {
                 const T* from = static_cast<const T*>(t_.query) + item_.members[m].row * t_.query_stride +
                                 int64_t(head) * group_ * d;
-                for (int64_t i = 0; i < group_ * d; i += W) {
-                    V::store(to + i, V::mul(scale, Tile::load(from + i)));
-                    V::store(output + i, V::zero());
-                }
+                for (int32_t g = 0; g < group_; ++g) load_query(from + g * d, to + g * d);
+                for (int64_t i = 0; i < group_ * d; i += W) V::store(output + i, V::zero());
                 to += group_ * d;
                 output += group_ * d;
             }
@@ -71,6 +72,16 @@ class AttentionItemKernel {
         for (int64_t i = 0; i < states; ++i) {
             s_.max[i] = -Tile::kInfinity;
             s_.sum[i] = 0;
+        }
+    }
+
+    void load_query(const T* from, float* to) const {
+        if constexpr (kPairs) {
+            __builtin_memcpy(to, from, static_cast<size_t>(t_.head_dim) * sizeof(T));
+        } else {
+            const Reg scale = V::set1(t_.scale);
+            for (int32_t i = 0; i < t_.head_dim; i += W)
+                V::store(to + i, V::mul(scale, Tile::load(from + i)));
         }
     }
 
@@ -101,7 +112,12 @@ class AttentionItemKernel {
         const TileBlocks<T> keys = blocks(t_.keys, begin, head), values = blocks(t_.values, begin, head);
         for (int i = 0; i < tokens; i += kBlockTokens) {
             const int block = i / kBlockTokens;
-            Tile::pack_keys(keys.now[block], keys.next[block], token_stride_, t_.head_dim, s_.keys + i);
+            if constexpr (kPairs) {
+                Tile::pack_key_pairs(keys.now[block], keys.next[block], token_stride_, t_.head_dim,
+                                     s_.keys + i);
+            } else {
+                Tile::pack_keys(keys.now[block], keys.next[block], token_stride_, t_.head_dim, s_.keys + i);
+            }
         }
         if (rows_ <= kMaxTileRows) {
             attend_rows(begin, tokens, head, 0, rows_, values);
@@ -128,9 +144,9 @@ class AttentionItemKernel {
             limits[r] = visible < tokens ? visible : tokens;
         }
         const TileRows keys{s_.keys, kTileTokens};
-        Tile::product(count, t_.head_dim, s_.query + state * d, d, keys, s_.scores, kTileTokens, columns,
-                      nullptr);
-        Tile::raise_max(count, s_.scores, columns, limits, s_.max + state, shrink);
+        Tile::template product<kPairs>(count, kPairs ? t_.head_dim / 2 : t_.head_dim, s_.query + state * d, d,
+                                       keys, s_.scores, kTileTokens, columns, nullptr);
+        Tile::template raise_max<kPairs>(count, s_.scores, columns, limits, t_.scale, s_.max + state, shrink);
         Tile::weigh(count, s_.scores, columns, s_.max + state, shrink, s_.sum + state);
         Tile::product(count, tokens, s_.scores, kTileTokens, values, s_.output + state * d, d, t_.head_dim,
                       shrink);

@@ -77,6 +77,7 @@ extern const AttentionKernels kAttentionScalar[2];
 #if defined(__x86_64__)
 extern const AttentionKernels kAttentionAvx2[2];
 extern const AttentionKernels kAttentionAvx512[2];
+extern const AttentionKernels kAttentionAvx512Bf16;  // of bfloat16
 #endif
 
 }  // namespace parrot::cpu

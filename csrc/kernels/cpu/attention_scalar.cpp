@@ -13,6 +13,7 @@ struct Scalar {
     };
     static constexpr int kWidth = 4;
     static constexpr int kRegisters = 12;
+    static constexpr bool kDotsPairs = false;
 
     template <class Lane>
     static Reg each(Lane lane) {

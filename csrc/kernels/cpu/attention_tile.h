@@ -5,6 +5,8 @@
 //   exp2(Reg): 0 for -inf      keep_first(Reg, n): lanes from n on become -inf
 //   first(Reg): lane 0         hmax(Reg), hsum(Reg)      transpose(Reg (&)[kWidth])
 //   load_bf16(uint16_t*), store_bf16(uint16_t*, Reg), load_pairs(uint16_t*): two elements in each lane
+//   kDotsPairs: whether it has dot_pairs(a, b, c) = c + a.low * b.low + a.high * b.high by 32-bit lane, and
+//   load_half_pairs(uint16_t*), zero in the upper lanes
 //   low_bf16(Reg), high_bf16(Reg): the lower or upper halves of 32-bit lanes, as bfloat16, in fp32
 #pragma once
 
@@ -57,8 +59,8 @@ struct AttentionTile {
 
     // c[R, N vectors] = a[R, depth] x b[depth, .], plus c times each row's `shrink` if given. The
     // accumulators stay in registers; loops over them are unrolled early, or GCC keeps a copy of the array in
-    // memory.
-    template <int R, int N, class B>
+    // memory. kPairs: the elements of a and b are pairs of bfloat16.
+    template <bool kPairs, int R, int N, class B>
     static void product_block(int depth, const float* a, int64_t lda, const B& b, int column, float* c,
                               int64_t ldc, const float* shrink) {
         Reg acc[R][N];
@@ -79,7 +81,7 @@ struct AttentionTile {
             for (int r = 0; r < R; ++r) {
                 const Reg factor = V::set1(a[r * lda + k]);
                 PARROT_UNROLL
-                for (int n = 0; n < N; ++n) acc[r][n] = V::fmadd(factor, row[n], acc[r][n]);
+                for (int n = 0; n < N; ++n) acc[r][n] = accumulate<kPairs>(factor, row[n], acc[r][n]);
             }
         }
         PARROT_UNROLL
@@ -89,8 +91,17 @@ struct AttentionTile {
         }
     }
 
+    template <bool kPairs>
+    static Reg accumulate(Reg a, Reg b, Reg c) {
+        if constexpr (kPairs) {
+            return V::dot_pairs(a, b, c);
+        } else {
+            return V::fmadd(a, b, c);
+        }
+    }
+
     // `columns` is a multiple of 16. A block is as many times 16 columns wide as registers allow.
-    template <int R, class B>
+    template <bool kPairs, int R, class B>
     static void product_rows(int depth, const float* a, int64_t lda, const B& b, float* c, int64_t ldc,
                              int columns, const float* shrink) {
         constexpr int kUnit = 16 / W, kMost = V::kRegisters / (R * kUnit);
@@ -99,35 +110,38 @@ struct AttentionTile {
             const int left = (columns - column) / 16, units = left < kWide ? left : kWide;
             float* to = c + column;
             if (kWide >= 4 && units == 4) {
-                product_block<R, (kWide >= 4 ? 4 : 1) * kUnit>(depth, a, lda, b, column, to, ldc, shrink);
+                product_block<kPairs, R, (kWide >= 4 ? 4 : 1) * kUnit>(depth, a, lda, b, column, to, ldc,
+                                                                       shrink);
             } else if (kWide >= 3 && units == 3) {
-                product_block<R, (kWide >= 3 ? 3 : 1) * kUnit>(depth, a, lda, b, column, to, ldc, shrink);
+                product_block<kPairs, R, (kWide >= 3 ? 3 : 1) * kUnit>(depth, a, lda, b, column, to, ldc,
+                                                                       shrink);
             } else if (kWide >= 2 && units == 2) {
-                product_block<R, (kWide >= 2 ? 2 : 1) * kUnit>(depth, a, lda, b, column, to, ldc, shrink);
+                product_block<kPairs, R, (kWide >= 2 ? 2 : 1) * kUnit>(depth, a, lda, b, column, to, ldc,
+                                                                       shrink);
             } else {
-                product_block<R, kUnit>(depth, a, lda, b, column, to, ldc, shrink);
+                product_block<kPairs, R, kUnit>(depth, a, lda, b, column, to, ldc, shrink);
             }
             column += 16 * units;
         }
     }
 
-    template <class B>
+    template <bool kPairs = false, class B>
     static void product(int rows, int depth, const float* a, int64_t lda, const B& b, float* c, int64_t ldc,
                         int columns, const float* shrink) {
         static_assert(kMaxTileRows == 6);
         switch (rows) {
             case 1:
-                return product_rows<1>(depth, a, lda, b, c, ldc, columns, shrink);
+                return product_rows<kPairs, 1>(depth, a, lda, b, c, ldc, columns, shrink);
             case 2:
-                return product_rows<2>(depth, a, lda, b, c, ldc, columns, shrink);
+                return product_rows<kPairs, 2>(depth, a, lda, b, c, ldc, columns, shrink);
             case 3:
-                return product_rows<3>(depth, a, lda, b, c, ldc, columns, shrink);
+                return product_rows<kPairs, 3>(depth, a, lda, b, c, ldc, columns, shrink);
             case 4:
-                return product_rows<4>(depth, a, lda, b, c, ldc, columns, shrink);
+                return product_rows<kPairs, 4>(depth, a, lda, b, c, ldc, columns, shrink);
             case 5:
-                return product_rows<5>(depth, a, lda, b, c, ldc, columns, shrink);
+                return product_rows<kPairs, 5>(depth, a, lda, b, c, ldc, columns, shrink);
             default:
-                return product_rows<6>(depth, a, lda, b, c, ldc, columns, shrink);
+                return product_rows<kPairs, 6>(depth, a, lda, b, c, ldc, columns, shrink);
         }
     }
 
@@ -184,6 +198,26 @@ struct AttentionTile {
         for (int i = 0; i < W; ++i) V::store(to + i * kTileTokens, square[i]);
     }
 
+    // The same with bfloat16 kept in pairs: columns of `to` [head_dim / 2, 64].
+    static void pack_key_pairs(const uint16_t* from, const uint16_t* next, int64_t stride, int head_dim,
+                               float* to) {
+        for (int d = 0; d < head_dim; d += 2 * W) {
+            const bool whole = d + 2 * W <= head_dim;
+            Reg square[W];
+            PARROT_UNROLL
+            for (int i = 0; i < W; ++i) {
+                const uint16_t* row = from + d + i * stride;
+                square[i] = whole ? V::load_pairs(row) : V::load_half_pairs(row);
+                prefetch(next + d + i * stride);
+            }
+            V::transpose(square);
+            PARROT_UNROLL
+            for (int i = 0; i < W; ++i) {
+                if (whole || 2 * i < W) V::store(to + (d / 2 + i) * kTileTokens, square[i]);
+            }
+        }
+    }
+
     template <class T>
     static void pack_values(const TileBlocks<T>& blocks, int tokens, int head_dim, float* to) {
         for (int t = 0; t < tokens; ++t) {
@@ -201,18 +235,19 @@ struct AttentionTile {
     // --- softmax ------------------------------------------------------------------------------------------
 
     // Raises each row's `max` to the highest of its scores, of which the first `limits` count (the others
-    // become -inf), and writes what the row's earlier results shrink by.
-    static void raise_max(int rows, float* scores, int columns, const int* limits, float* max,
+    // become -inf), and writes what the row's earlier results shrink by. kScales: the scores are scaled
+    // first.
+    template <bool kScales>
+    static void raise_max(int rows, float* scores, int columns, const int* limits, float scale, float* max,
                           float* shrink) {
         for (int r = 0; r < rows; ++r) {
             float* row = scores + r * kTileTokens;
             Reg highest = V::set1(-kInfinity);
             for (int c = 0; c < columns; c += W) {
                 Reg score = V::load(row + c);
-                if (limits[r] < c + W) {
-                    score = V::keep_first(score, limits[r] - c);
-                    V::store(row + c, score);
-                }
+                if (kScales) score = V::mul(score, V::set1(scale));
+                if (limits[r] < c + W) score = V::keep_first(score, limits[r] - c);
+                if (kScales || limits[r] < c + W) V::store(row + c, score);
                 highest = V::max(score, highest);
             }
             const float before = max[r], tile_max = V::hmax(highest);
