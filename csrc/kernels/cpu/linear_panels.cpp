@@ -53,7 +53,7 @@ void Panels::pack_panel(int64_t index) {
             pack_block(read(row(r), begin, end, scales[r], buffer), begin, end, panel, r);
         }
     }
-
+    if (!pairs_ && depth_ > in_features_) std::fill_n(panel + in_features_ * rows_, rows_, 0.0F);
 }
 
 // x [end - begin] into column r of the panel.
