@@ -30,6 +30,9 @@ $(shell rm -rf $(STAMPS))
 endif
 endif
 
+ASAN := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)"
+
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 PROGRESS := sed -u -n -E 's/^(Collecting|Installing collected|Successfully|ERROR|error)/    \1/p; s/^ +(Downloading)/    \1/p'
 # $(call timed,name,commands): runs them and prints what they took.
@@ -38,7 +41,7 @@ define timed
 printf '    %s: %d min %02d s\n' "$(1)" $$((took / 60)) $$((took % 60))
 endef
 
-.PHONY: help setup demo test lint unit sanitize bench wheel format clean FORCE
+.PHONY: help setup demo test lint unit sanitize mutants bench wheel format clean FORCE
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -46,7 +49,7 @@ help: ## this list
 demo: $(STAMPS)/model $(STAMPS)/build ## serve a real application on this machine and draw where its time went
 	@$(VENV)/bin/parrot demo
 
-test: lint unit sanitize ## lint, types, all tests, and the native tests under sanitizers
+test: lint unit sanitize mutants ## lint, types, all tests, and the native tests under sanitizers and with faults
 
 lint: $(STAMPS)/build ## ruff, clang-format, mypy strict
 	$(call timed,lint,$(PY) -m ruff check . && $(PY) -m ruff format --check . \
@@ -57,9 +60,11 @@ unit: $(STAMPS)/model $(STAMPS)/build ## pytest, system tests included
 	$(call timed,tests,$(PY) -m pytest -q --durations=5)
 
 sanitize: $(STAMPS)/sanitize ## the native tests against a core built with ASan and UBSan
-	$(call timed,sanitizers,PARROT_CORE="$$(ls build/asan/_core*.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	$(call timed,sanitizers,PARROT_CORE="$$(ls build/asan/_core*.so)" $(ASAN) \
 	$(PY) -m pytest -q -p tests.native_build --timeout 600 $(NATIVE_TESTS))
+
+mutants: $(STAMPS)/sanitize ## every fault that can be switched on in the native core is noticed by a test
+	$(call timed,mutants,$(ASAN) $(PY) tests/mutants.py build/asan/_core*.so)
 
 bench: $(STAMPS)/model $(STAMPS)/build ## the quick form of every CPU benchmark
 	@for name in $(CPU_BENCHMARKS); do $(PY) -m bench $$name --quick; done
@@ -130,7 +135,7 @@ $(STAMPS)/build: $(NATIVE_SOURCES) $(STAMPS)/deps $(STAMPS)/settings
 
 $(STAMPS)/sanitize: $(NATIVE_SOURCES) $(STAMPS)/build
 	$(call say,building the native core with sanitizers)
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S . -B build/asan -G Ninja -Wno-dev -DPARROT_SANITIZE=ON -DPARROT_CUDA=OFF \
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S . -B build/asan -G Ninja -Wno-dev -DPARROT_SANITIZE=ON -DPARROT_MUTANTS=ON -DPARROT_CUDA=OFF \
 	-DPython_EXECUTABLE="$(CURDIR)/$(PY)" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)" > $(STAMPS)/sanitize.log
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/asan --target _core
 	@touch $@

@@ -219,7 +219,7 @@ class EvictionMachine(RuleBasedStateMachine):
 
 TestEvictionMachine = EvictionMachine.TestCase
 TestEvictionMachine.settings = settings(
-    max_examples=150,
+    max_examples=80,
     stateful_step_count=60,
     derandomize=True,
     database=None,
@@ -242,7 +242,7 @@ def hint(cache: Cache, **hints: tuple[int, int, int]) -> None:
 
 
 def lose_blocks(cache: Cache, num_blocks: int) -> dict[int, int]:
-    """What contexts have left after so many blocks were evicted."""
+    """What contexts have left after so many blocks were evicted, in that order."""
     cache.prefill(99, [9] * (num_blocks + cache.tree.num_free_blocks) * cache.block_size)
     evicted = dict(cache.tree.take_evicted())
     for context_id, length in evicted.items():
@@ -257,14 +257,14 @@ def test_no_use_goes_before_a_far_use_before_a_near_one_whatever_their_age() -> 
     cache = Cache(num_blocks=4, block_size=4)
     cached(cache, {1: [1] * 4, 2: [2] * 4, 3: [3] * 4, 4: [4] * 4})
     hint(cache, c1=(4, 1, 2), c2=(4, 1, 7), c3=(4, 5, 0), c4=(4, 0, 0))
-    assert lose_blocks(cache, 3) == {4: 0, 2: 0, 1: 0}
+    assert list(lose_blocks(cache, 3)) == [4, 2, 1]
 
 
 def test_contexts_without_hints_go_in_order_of_their_last_use_between_near_and_far_ones() -> None:
     cache = Cache(num_blocks=4, block_size=4)
     cached(cache, {1: [1] * 4, 2: [2] * 4, 3: [3] * 4, 4: [4] * 4})
     hint(cache, c1=(4, 1, UNKNOWN_STEPS - 1), c4=(4, 1, UNKNOWN_STEPS + 1))
-    assert lose_blocks(cache, 3) == {4: 0, 2: 0, 3: 0}
+    assert list(lose_blocks(cache, 3)) == [4, 2, 3]
 
 
 def test_what_a_call_added_to_a_prefix_that_is_needed_again_goes_and_the_prefix_stays() -> None:

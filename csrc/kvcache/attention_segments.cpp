@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "concat.h"
+#include "mutants.h"
 
 namespace parrot {
 namespace {
@@ -72,6 +73,7 @@ bool AttentionSegments::only_grew() const {
         const int32_t before = known_lens_[r];
         if (lens_[r] < before || (lens_[r] > before && own_segment_[r] < 0)) return false;
         const auto num_known = static_cast<size_t>(ceil_blocks(before));
+        if (mutant("blocks_not_compared")) continue;
         if (std::memcmp(row(static_cast<int32_t>(r)), &known_[r * known_stride_],
                         num_known * sizeof(int32_t)) != 0) {
             return false;

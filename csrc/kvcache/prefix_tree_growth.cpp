@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "kvcache/prefix_tree.h"
+#include "mutants.h"
 
 namespace parrot::kvcache {
 
@@ -90,7 +91,7 @@ Node& PrefixTree::add_tip(Context& context, std::int32_t first_token, std::vecto
     move(context, tip);
     const std::int32_t offset = parent.end % block_size_;
     if (offset == 0) return tip;
-    if (!std::exchange(parent.tail_taken, true)) {
+    if (!std::exchange(parent.tail_taken, true) || mutant("cow_skipped")) {
         tip.shares_first_block = true;
         tip.blocks.push_back(parent.blocks.back());
         pool_.retain(parent.blocks.back());

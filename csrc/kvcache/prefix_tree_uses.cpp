@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kvcache/prefix_tree.h"
+#include "mutants.h"
 
 namespace parrot::kvcache {
 
@@ -11,7 +12,7 @@ EvictionKey PrefixTree::eviction_key(const Node& node) const {
     if (node.num_contexts == 0) return {Worth::kUnnamed, 0, node.last_use, node.id};
     if (node.num_unhinted == 0 && node.num_uses == 0) return {Worth::kUnused, 0, node.last_use, node.id};
     std::int32_t steps = kUnknownSteps;
-    if (node.num_uses > 0) {
+    if (node.num_uses > 0 && !mutant("uses_ignored")) {
         const std::int32_t nearest = uses_.lower_bound({node.id, 0, 0})->steps;
         steps = node.num_unhinted > 0 ? std::min(nearest, kUnknownSteps) : nearest;
     }

@@ -9,6 +9,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "mutants.h"
+
 namespace parrot::scheduler {
 
 EnginePool& Fleet::pool(int64_t model) { return pools_.try_emplace(model, options_).first->second; }
@@ -139,7 +141,7 @@ void Fleet::leave_context(Call& call, ContextId context, int64_t length) {
 
 void Fleet::shorten_context(ContextId context, const Engine& engine, int64_t length) {
     const uint32_t* slot = context_slots_.find(context);
-    if (slot == nullptr || contexts_[*slot].engine != &engine) return;
+    if (slot == nullptr || contexts_[*slot].engine != &engine || mutant("stale_entry_kept")) return;
     Path& path = contexts_[*slot].path;
     const auto lost = std::ranges::upper_bound(path, length, {}, &PathEntry::length);
     if (lost == path.begin()) {

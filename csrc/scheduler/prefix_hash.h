@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <span>
 
+#include "mutants.h"
+
 namespace parrot::scheduler {
 
 struct HashKey {
@@ -45,6 +47,7 @@ class PrefixHasher {
 
     void extend(std::span<const int32_t> tokens) {
         if (tokens.empty()) return;
+        if (mutant("hash_ignores_last_token")) tokens = tokens.first(tokens.size() - 1);
         State state = state_;
         size_t i = 0;
         if (num_tokens_ % 2 == 1) absorb(state, pending_ | word_of(tokens[i++]) << 32);

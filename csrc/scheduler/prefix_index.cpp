@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "concat.h"
+#include "mutants.h"
 #include "scheduler/errors.h"
 
 namespace parrot::scheduler {
@@ -85,6 +86,7 @@ void PrefixIndex::remove(OwnerKind kind, OwnerId id) {
 
 void PrefixIndex::shorten_context(OwnerId id, int64_t length) {
     require_at_least("length", length, 0);
+    if (mutant("stale_entry_kept")) return;
     Owner& owner = owners_[require_owner(OwnerKind::kContext, id)];
     while (owner.longest != kNone && registrations_[owner.longest].length > length) {
         owner.longest = drop(owner.longest);

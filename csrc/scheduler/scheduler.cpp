@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "mutants.h"
 #include "scheduler/errors.h"
 
 namespace parrot::scheduler {
@@ -31,7 +32,8 @@ void require_number(const char* name, double value, double low, double high) {
 
 void require_cost(const char* name, double value) { require_number(name, value, 0, kMaxCostUs); }
 
-const SchedulerOptions& checked(const SchedulerOptions& options) {
+SchedulerOptions checked(SchedulerOptions options) {
+    if (mutant("aging_off")) options.aging = false;
     require_within("latency_capacity_tokens", options.latency_capacity_tokens, 1, kMaxTokens);
     require_within("aging_us", options.aging_us, 1, kMaxAgingUs);
     require_within("max_queued", options.max_queued, 1, kMaxQueued);
@@ -55,9 +57,9 @@ void require_call(const CallSpec& spec, std::span<const int32_t> token_ids,
 Scheduler::Scheduler(const SchedulerOptions& options, const HashKey& hash_key, bool constant_hash)
     : options_(checked(options)),
       table_(hash_key, constant_hash),
-      queue_(options),
-      fleet_(options, table_),
-      placer_(options, fleet_, queue_, decisions_, counters_) {}
+      queue_(options_),
+      fleet_(options_, table_),
+      placer_(options_, fleet_, queue_, decisions_, counters_) {}
 
 void Scheduler::add_engine(EngineId engine_id, int64_t model, const CostModel& cost) {
     require_at_least("engine_id", engine_id, 0);

@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "mutants.h"
+
 namespace parrot::scheduler {
 
 namespace {
@@ -70,7 +72,7 @@ std::vector<Choice> SetPlanner::plan(std::span<Call* const> calls, bool complete
     num_others_ = static_cast<double>(pool.num_queued - calls.size());
     now_us_ = now_us;
     Plan best = all_on_one(calls);
-    if (!best.empty() && pool.engines().size() == 1) return best;
+    if (!best.empty() && (pool.engines().size() == 1 || mutant("group_never_split"))) return best;
     std::vector<Plan> others;
     if (completes_together) {
         std::vector<Unit> clusters = clusters_of(calls);
