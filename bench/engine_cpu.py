@@ -154,6 +154,7 @@ def run(quick: bool) -> dict[str, Any]:
     _print(spreads, versions)
     print("\n".join(f"{'ok' if passed else 'MISSED'}  {name}" for name, passed in checks.items()))
     return {
+        "load_average": os.getloadavg()[0],  # about the number of cores where nothing else ran
         "versions": versions,
         "missing": missing,
         "figures": spreads,

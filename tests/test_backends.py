@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench.splits import NEAR_TIE
 
 from engine_harness import Harness, Result
+from paged_sequences import PagedRunner, PagedSequence
 from parrot import _core
 from parrot.config import Backend
 from parrot.engine.model import LlamaModel
@@ -56,6 +58,32 @@ def test_the_number_of_threads_changes_nothing(tiny_model: Path, expected: list[
     finally:
         torch.set_num_threads(before[0])
         _core.set_cpu_threads(before[1])
+
+
+def top2_gap(model: LlamaModel, ids: list[int]) -> float:
+    """Between the two largest logits after ``ids``."""
+    sequence = PagedSequence()
+    PagedRunner(model).step((sequence, ids))
+    first, second = torch.topk(sequence.logits[-1], 2).values.tolist()
+    return float(first - second)
+
+
+@pytest.mark.model
+def test_the_real_model_writes_the_same_but_for_near_ties(smollm2_dir: Path) -> None:
+    tokenizer = Tokenizer.load(smollm2_dir)
+    texts = ("The capital of France is", "def fibonacci(n):\n", "1, 2, 3, 4,")
+    prompts = [tokenizer.encode(text).tolist() for text in texts]
+    torch_model, native_model = (
+        LlamaModel.load(smollm2_dir, torch.float32, "cpu", backend) for backend in ("torch", "native")
+    )
+    written = []
+    for model in (torch_model, native_model):
+        harness = Harness(model, tokenizer, num_blocks=32)
+        results = harness.run(*[harness.submit(prompt, max_tokens=16) for prompt in prompts])
+        written.append([prompt + result.ids for prompt, result in zip(prompts, results, strict=True)])
+    for ours, theirs in zip(written[1], written[0], strict=True):
+        parting = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
+        assert parting is None or top2_gap(torch_model, theirs[:parting]) < NEAR_TIE
 
 
 IDLE = """

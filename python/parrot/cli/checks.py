@@ -82,7 +82,11 @@ def check_native_core() -> Check:
         tree.check_invariants()
     except Exception as error:
         return Check("native core", "broken", f"parrot._core does not work: {error}", fix)
-    return Check("native core", "ok", "parrot._core loads; no compiler is needed at run time")
+    return Check(
+        "native core",
+        "ok",
+        f"parrot._core loads, CPU kernels use {core.cpu_isa()}; no compiler is needed at run time",
+    )
 
 
 def check_torch() -> Check:
