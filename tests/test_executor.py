@@ -13,6 +13,7 @@ from graph_builder import prompt_call, read, write
 from manager_harness import Manager, running_manager, until
 from parrot import api, errors, wire
 from parrot.api import SamplingBody
+from parrot.config import SchedulerConfig
 
 Scenario = Callable[[Manager], Awaitable[None]]
 
@@ -313,6 +314,18 @@ def test_a_full_queue_is_overloaded_and_takes_nothing(tiny_model: Path) -> None:
             manager.submit(*CHAIN)
 
     run(tiny_model, scenario, max_queued_calls=4)
+
+
+def test_a_call_that_the_scheduler_refuses_fails_as_overloaded(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(held=True, max_batch_size=1)
+        sessions = [manager.submit(prompt_call("c", f"Word {i} {{{{output:o}}}}")) for i in range(3)]
+        with pytest.raises(errors.Overloaded, match="max_queued = 1"):
+            await manager.get(sessions[2], "o")
+        await until(lambda: len(engine.dispatches) == 1)
+        manager.check_load()
+
+    run(tiny_model, scenario, scheduler=SchedulerConfig(max_queued=1))
 
 
 def test_a_refused_submit_leaves_no_session_behind(tiny_model: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from parrot._core import Placement
+from parrot.manager.event_log import Decision, decision_of
 from scheduler_harness import Cost, Driver, Ids, text
 
 KINDS = [
@@ -96,35 +96,28 @@ class Story:
         del self.driver.costs[engine]
         self.driver.add_engine(engine + 100, KINDS[engine % 3])
 
-    def place(self) -> list[tuple[object, ...]]:
+    def place(self) -> list[Decision]:
         placed = self.driver.scheduler.schedule(self.now)
         for placement in placed:
             self.queued.remove(placement.call_id)
             self.running[placement.call_id] = placement.engine_id
-        return [as_tuple(placement) for placement in placed]
+        return [decision_of(placement) for placement in placed]
 
 
-def as_tuple(placement: Placement) -> tuple[object, ...]:
-    return (
-        placement.call_id,
-        placement.engine_id,
-        placement.parent_context_id,
-        placement.prefix_len,
-        placement.reason,
-        placement.score_us,
-    )
-
-
-def story(seed: int, num_engines: int, **options: object) -> Story:
-    driver = Driver.with_engines([], aging_us=150_000, latency_capacity_tokens=400, **options)
+def new_story(seed: int, driver: Driver, num_engines: int) -> Story:
     for engine_id in range(num_engines):
         driver.add_engine(engine_id, KINDS[engine_id % 3], model=int(engine_id % 4 == 3))
     return Story(driver, np.random.default_rng(seed))
 
 
+def story(seed: int, **options: object) -> Story:
+    driver = Driver.with_engines([], aging_us=150_000, latency_capacity_tokens=400, **options)
+    return new_story(seed, driver, 5)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_looking_only_at_what_changed_decides_as_looking_at_everything(seed: int) -> None:
-    told = [story(seed, 5), story(seed, 5, full_scan=True)]
+    told = [story(seed), story(seed, full_scan=True)]
     num_placed = 0
     for step in range(400):
         if step % 97 == 96:
@@ -140,3 +133,48 @@ def test_looking_only_at_what_changed_decides_as_looking_at_everything(seed: int
     assert num_placed > 300
     assert told[0].driver.scheduler.counters() == told[1].driver.scheduler.counters()
     assert told[0].driver.scheduler.counters()["holds"] > 0
+
+
+def random_cost(rng: np.random.Generator) -> Cost:
+    """An engine of a kind of its own."""
+    scale = rng.uniform(0.4, 2.5, 4)
+    return Cost(
+        base_us=8_000 * scale[0],
+        per_sequence_us=200 * scale[1],
+        per_prefill_token_us=25 * scale[2],
+        per_kv_token_us=0.5 * scale[3],
+        capacity_tokens=int(rng.integers(4_000, 40_000)),
+        max_batch_size=int(rng.integers(4, 24)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_many_engines_the_choice_is_within_5_percent_of_a_full_scans(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    driver = Driver.with_engines([random_cost(rng) for _ in range(int(rng.integers(17, 200)))])
+    heads = [text(50_000 + head, 600) for head in range(int(rng.integers(1, 12)))]
+    running: list[int] = []
+    now = 0
+    for call_id in range(1, 500):
+        now += int(rng.integers(6_000))
+        while running and (len(running) > 8 * len(driver.costs) or rng.random() < 0.4):
+            ended = running.pop(int(rng.integers(len(running))))
+            context = ended if rng.random() < 0.7 else 0
+            driver.scheduler.finish(ended, now_us=now, context_id=context, num_tokens=10_000)
+        driver.schedule(now)  # so that explain() is of this moment
+        prompt, cuts = text(call_id, int(rng.integers(1, 800))), []
+        if rng.random() < 0.7:
+            prompt = np.concatenate([heads[int(rng.integers(len(heads)))], prompt])
+            cuts = [200, 600, len(prompt)]
+        latency = bool(rng.random() < 0.2)
+        new = int(rng.integers(1, 300))
+        driver.submit(call_id, prompt, boundaries=cuts, now=now, latency=latency, new=new)
+        best = driver.scheduler.explain(call_id)[0]
+        placed = driver.schedule(now).get(call_id)
+        assert (placed is not None) == best.admissible
+        if placed is None:
+            driver.scheduler.cancel(call_id)
+        else:
+            assert placed.score_us <= 1.05 * best.score_us
+            running.append(call_id)
+    assert len(running) > 20

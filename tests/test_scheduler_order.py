@@ -87,6 +87,38 @@ def test_an_application_that_never_ends_does_not_shut_out_a_stranger() -> None:
     assert 0 < waited_us <= 7_000
 
 
+def test_without_aging_work_that_nobody_waits_for_comes_last_however_old() -> None:
+    def order(**options: object) -> list[int]:
+        driver = one_at_a_time(aging_us=1_000, **options)
+        driver.submit(1, now=0)
+        driver.submit(2, now=9_000, latency=True)
+        return drain(driver, 9_000)
+
+    assert (order(), order(aging=False)) == ([1, 2], [2, 1])
+
+
+def test_without_aging_no_engine_is_held_for_a_call_that_does_not_fit() -> None:
+    def first_served(**options: object) -> int:
+        """Small calls fill the room that one of them leaves; a large one needs that of two."""
+        driver = Driver.with_engines([Cost(capacity_tokens=1_000)], aging_us=50_000, **options)
+        for call_id in range(4):
+            driver.submit(call_id)
+        running = list(driver.schedule())
+        driver.submit(99, text(99, 450), now=1_000)
+        for step in range(4, 60):
+            now = 10_000 * step
+            driver.submit(step, now=now)
+            driver.finish(running.pop(0), now=now)
+            placed = list(driver.schedule(now))
+            if 99 in placed:
+                return step
+            running += placed
+        return -1
+
+    assert 0 < first_served() < 20
+    assert first_served(aging=False) == -1
+
+
 def test_a_label_that_arrives_later_changes_the_order() -> None:
     driver = one_at_a_time()
     driver.submit(1, now=0)

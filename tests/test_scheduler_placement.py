@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 
-from scheduler_harness import Cost, Driver, text
+from scheduler_harness import Cost, Driver, Job, finish_times, text
 
 SLOW_PREFILL = Cost(per_prefill_token_us=500.0)
 
@@ -41,6 +42,37 @@ def test_a_group_without_a_common_prefix_is_split_when_it_finishes_sooner() -> N
     counters = driver.scheduler.counters()
     assert counters["placed_group"] == 16
     assert counters["splits"] == 1
+
+
+@pytest.mark.parametrize(
+    ("cost", "is_split"),
+    [
+        (Cost(), False),
+        (Cost(per_sequence_us=400), False),
+        (Cost(per_prefill_token_us=2, per_sequence_us=2_000), True),
+        (Cost(per_prefill_token_us=0.5, per_sequence_us=600), True),
+    ],
+)
+def test_a_group_with_a_long_prefix_is_split_only_when_that_ends_it_sooner(
+    cost: Cost, is_split: bool
+) -> None:
+    """One engine has the 7,000 tokens; on the other they have to be computed first."""
+    driver = Driver.with_engines([cost] * 2)
+    driver.submit(99, text(0, 7_000))
+    driver.schedule()
+    driver.finish(99, context=1, tokens=7_000)
+    jobs = [Job(0, 7_000, 20, 50)] * 8
+    for call_id, job in enumerate(jobs):
+        driver.submit(call_id, job.prompt(call_id), boundaries=[7_000, 7_020], app=1, group=0)
+    parts = Counter(driver.engines_of().values())
+    together = max(finish_times(cost, jobs, cached=frozenset({0})))
+    apart = min(
+        max(finish_times(cost, jobs[:k], cached=frozenset({0})) + finish_times(cost, jobs[k:]))
+        for k in range(1, 8)
+    )
+    assert (apart < together) == is_split
+    assert (len(parts) > 1) == is_split
+    assert driver.scheduler.counters()["splits"] == int(is_split)
 
 
 def test_a_group_that_fits_no_engine_is_split_and_the_rest_waits() -> None:

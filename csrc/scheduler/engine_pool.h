@@ -27,7 +27,7 @@ struct CallShape {
 
 // An engine with this many times the mean load is crowded, unless it has no more calls than the second.
 inline constexpr double kCrowdedOverMean = 1.25;
-inline constexpr double kNeverCrowded = 8;
+inline constexpr double kNeverCrowded = 6;
 
 class EnginePool {
   public:

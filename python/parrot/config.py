@@ -84,6 +84,7 @@ class SchedulerConfig:
     aging_s: float = 10.0
     max_queued: int = 1_000_000  # ready calls that wait for an engine
     max_queued_per_tenant: int = 1_000_000
+    record: Path | None = None  # a file for every event, which manager.event_log replays
 
     def __post_init__(self) -> None:
         check_range("latency_capacity_tokens", self.latency_capacity_tokens, 1, 2**31 - 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
+from typing import Any, cast
 
 from .._core import Placement, QueueFull, Scheduler
 from ..config import SchedulerConfig
@@ -10,6 +12,7 @@ from ..errors import Overloaded
 from ..wire import CallId, ContextId
 from .clock import now_us
 from .engines import Engine
+from .event_log import RecordedScheduler
 from .runs import Run, num_new_tokens
 
 _GROUPS_PER_APP = 1 << 24
@@ -19,19 +22,19 @@ class SchedulerBridge:
     """Feeds events to Algorithm 1 with the manager's clock."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self._scheduler = Scheduler(
-            hash_key=secrets.token_bytes(16),
-            group_placement=config.group_placement,
-            prefix_affinity=config.prefix_affinity,
-            objective_aware=config.objective_aware,
-            application_order=config.application_order,
-            tenant_shares=config.tenant_shares,
-            aging=config.aging,
-            latency_capacity_tokens=config.latency_capacity_tokens,
-            aging_us=round(config.aging_s * 1e6),
-            max_queued=config.max_queued,
-            max_queued_per_tenant=config.max_queued_per_tenant,
-        )
+        options: dict[str, Any] = {
+            "group_placement": config.group_placement,
+            "prefix_affinity": config.prefix_affinity,
+            "objective_aware": config.objective_aware,
+            "application_order": config.application_order,
+            "tenant_shares": config.tenant_shares,
+            "aging": config.aging,
+            "latency_capacity_tokens": config.latency_capacity_tokens,
+            "aging_us": round(config.aging_s * 1e6),
+            "max_queued": config.max_queued,
+            "max_queued_per_tenant": config.max_queued_per_tenant,
+        }
+        self._scheduler = _scheduler(config.record, options)
 
     def add_engine(self, engine: Engine) -> None:
         """The engine can be given runs."""
@@ -104,6 +107,14 @@ class SchedulerBridge:
     def counters(self) -> dict[str, int]:
         """Decisions by reason."""
         return self._scheduler.counters()
+
+
+def _scheduler(record: Path | None, options: dict[str, Any]) -> Scheduler:
+    hash_key = secrets.token_bytes(16)
+    if record is None:
+        return Scheduler(hash_key=hash_key, **options)
+    log = record.open("wb", buffering=0)  # whole up to the last event, however the process ends
+    return cast(Scheduler, RecordedScheduler(log, hash_key=hash_key, **options))
 
 
 def _group_id(run: Run) -> int:
