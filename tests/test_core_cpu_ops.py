@@ -90,8 +90,8 @@ def check(
         out[:] = rng.normal(size=out.shape)
         expected = expected + out
     linear.forward(given_x, out, scale, EPS, add=add)
-    # AVX512-BF16 rounds inputs to eight bits.
-    assert error(out, expected) <= (1e-2 if bf16 and isa == "avx512bf16" else 2e-6)
+    # AVX512-BF16 rounds inputs to eight bits; in sums of few outputs that may cancel more than usual.
+    assert error(out, expected) <= (2e-2 if bf16 and isa == "avx512bf16" else 2e-6)
     assert np.isnan(around[[0, -1]]).all()
 
 
