@@ -322,3 +322,22 @@ def test_the_openapi_document_names_the_error_body_of_every_route(tiny_model: Pa
                 assert "422" not in operation["responses"]
 
     run(tiny_model, scenario)
+
+
+def test_prompt_logprobs_are_refused_in_a_session(tiny_model: Path) -> None:
+    sampling = {"prompt_logprobs": 1}
+    call = {
+        "prompt": "x {{output:y}}",
+        "placeholders": [{"name": "y", "kind": "output", "sampling": sampling}],
+    }
+
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        session = (await client.post("/v1/session")).json()["session_id"]
+        error = check_error(
+            await client.post("/v1/submit", json={"session_id": session, "calls": [call]}),
+            400,
+            "invalid_request",
+        )
+        assert error["param"] == "prompt_logprobs"
+
+    run(tiny_model, scenario)

@@ -130,6 +130,48 @@ def test_logprobs_are_those_of_transformers_also_on_a_cached_prefix(
         assert np.frombuffer(logprobs.top_ids, "<i4").tolist() == best.indices.ravel().tolist()
 
 
+@pytest.mark.parametrize("options", [{"max_batch_tokens": 16}, {"num_blocks": 12}, {}])
+def test_prompt_logprobs_are_those_of_transformers_whatever_is_cached(
+    make: MakeHarness, tiny_model: Path, options: dict[str, int]
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    reference = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    harness, prompt = make(**options), prompt_of(50, seed=4)
+    scored = {"max_tokens": 30, "prompt_logprobs": 3}
+    harness.generate(prompt, max_tokens=4)  # now it is cached
+    calls = [harness.submit(prompt, **scored) for _ in range(2)]
+    calls += [harness.submit(prompt_of(20 + i, seed=i), max_tokens=30) for i in range(4)]
+    calls.append(harness.submit(prompt[:1], **scored))
+    results = harness.run(*calls)
+    with torch.inference_mode():
+        expected = torch.log_softmax(reference(torch.tensor([prompt])).logits[0].double(), dim=1)
+    best = torch.topk(expected[:-1], 3, dim=1)
+    for result in results[:2]:
+        assert result.error is None
+        logprobs = result.outputs[0].prompt_logprobs
+        assert logprobs is not None
+        assert np.frombuffer(logprobs.token_ids, "<i4").tolist() == prompt[1:]
+        chosen = expected[torch.arange(49), torch.tensor(prompt[1:])].numpy()
+        assert floats(logprobs.values) == pytest.approx(chosen, abs=1e-4)
+        assert floats(logprobs.top_values) == pytest.approx(best.values.numpy().ravel(), abs=1e-4)
+    assert results[0].ids == harness.generate(prompt, max_tokens=30).ids
+    assert all(result.outputs[0].prompt_logprobs is None for result in results[2:6])
+    one = results[6].outputs[0].prompt_logprobs
+    assert one is not None
+    assert one.token_ids == b""
+    if options.get("num_blocks"):
+        assert harness.engine.stats().preemptions > 0
+
+
+def test_prompt_logprobs_belong_to_the_first_output(make: MakeHarness) -> None:
+    harness = make()
+    plain, scored = Sampling(max_tokens=2), Sampling(max_tokens=2, prompt_logprobs=0)
+    (result,) = harness.run(harness.submit_verbs([prompt_of(5), plain, prompt_of(3), scored]))
+    assert result.error is not None
+    assert result.error.param == "prompt_logprobs"
+
+
 def test_logprobs_go_with_the_ids_that_are_whole_before_a_stop(make: MakeHarness) -> None:
     harness, prompt = make(), prompt_of(20, seed=1)
     text = harness.generate(prompt, max_tokens=20).outputs[0].text

@@ -490,11 +490,12 @@ def test_every_option_of_an_output_reaches_the_service(service: StubService) -> 
         "ignore_eos": True,
         "logprobs": 4,
     }
-    assert set(options) | {"json_schema", "regex", "choices"} == set(SamplingBody.model_fields)
+    others = {"json_schema", "regex", "choices", "prompt_logprobs"}
+    assert set(options) | others == set(SamplingBody.model_fields)
     P.template("{{input:x}} {{output:y}}", outputs=P.Output(**options))("x").get()
     sampling = placeholders(service)["y"].sampling
     assert sampling is not None
-    assert sampling.model_dump(exclude={"json_schema", "regex", "choices"}) == {
+    assert sampling.model_dump(exclude=others) == {
         **options,
         "stop": ("a", "b"),
         "stop_token_ids": (5,),

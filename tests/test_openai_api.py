@@ -263,11 +263,37 @@ def test_an_impossible_schema_is_refused_before_a_stream_begins(tiny_model: Path
     run(tiny_model, scenario)
 
 
-def test_prompt_logprobs_are_refused_with_what_to_do(tiny_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"echo": True, "stream": True}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"extra_body": {"logprobs": False}}, "logprobs"),
+    ],
+)
+def test_completions_refuse_by_name_what_they_cannot_do(
+    tiny_model: Path, fields: dict[str, Any], param: str
+) -> None:
     async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
-        with pytest.raises(openai.BadRequestError, match="ask without echo") as caught:
-            await client.completions.create(model=model, prompt="Hi", echo=True, logprobs=1)
-        assert caught.value.param == "echo"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.completions.create(**{"model": model, "prompt": "Hi", **fields})
+        assert caught.value.param == param
+
+    run(tiny_model, scenario)
+
+
+def test_an_echo_comes_before_each_answer_and_only_one_call_scores_the_prompt(tiny_model: Path) -> None:
+    async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
+        engine = await manager.add_engine(reply)
+        answer = await client.completions.create(model=model, prompt="So: ", echo=True, n=2, logprobs=1)
+        assert [choice.text for choice in answer.choices] == ["So: Hi there"] * 2
+        asked = [dispatch.verbs[1].sampling.prompt_logprobs for dispatch in engine.dispatches]  # type: ignore[union-attr]
+        assert asked == [1, None]
+        alone = await client.completions.create(model=model, prompt="So: ", echo=True, max_tokens=0)
+        assert (alone.choices[0].text, alone.choices[0].finish_reason) == ("So: ", "length")
+        assert alone.usage is not None
+        assert alone.usage.completion_tokens == 0
 
     run(tiny_model, scenario)
 

@@ -54,6 +54,7 @@ class SamplingBody(Body):
     min_tokens: int = Field(default=0, ge=0, le=2**20)
     ignore_eos: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)  # alternatives beside each id's own
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)  # not in a session
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     regex: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)] | None = None
     choices: Annotated[tuple[Choice, ...], Field(min_length=1, max_length=4096)] | None = None

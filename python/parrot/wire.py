@@ -75,6 +75,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None  # first Generate of a call only: of the ids before it
     grammar: Grammar | None = None
 
 
@@ -277,6 +278,7 @@ class GenerateDone(msgspec.Struct, frozen=True, tag=True):
     finish_reason: FinishReason
     timing: Timing
     logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
 
 
 class CallDone(msgspec.Struct, frozen=True, tag=True):

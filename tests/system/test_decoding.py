@@ -104,6 +104,21 @@ def test_logprobs_of_both_routes_are_the_same_streaming_and_not(client: openai.O
     assert [entry for piece in pieces if piece is not None for entry in piece.content] == content
 
 
+def test_an_echoed_prompt_has_its_logprobs_also_when_it_is_cached(client: openai.OpenAI, model: str) -> None:
+    plain = complete(client, model, max_tokens=3, temperature=0, logprobs=2).choices[0]
+    for _ in range(2):
+        answer = complete(client, model, max_tokens=3, temperature=0, logprobs=2, echo=True).choices[0]
+        logprobs = answer.logprobs
+        assert answer.text == PROMPT + plain.text
+        assert "".join(logprobs.tokens[:-3]) == PROMPT
+        assert logprobs.tokens[-3:] == plain.logprobs.tokens
+        assert logprobs.token_logprobs[0] is None
+        assert all(value < 0 for value in logprobs.token_logprobs[1:])
+    alone = complete(client, model, max_tokens=0, temperature=0, logprobs=2, echo=True).choices[0]
+    assert alone.text == PROMPT
+    assert alone.logprobs.token_logprobs == logprobs.token_logprobs[:-3]
+
+
 def test_a_bias_forces_and_forbids_ids(client: openai.OpenAI, model: str) -> None:
     def letters(**options: Any) -> set[str]:
         return set(complete(client, model, temperature=0, **options).choices[0].text)

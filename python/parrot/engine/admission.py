@@ -101,7 +101,7 @@ class WaitingQueue:
 
     def _is_being_computed(self, call: EngineCall, active: Sequence[EngineCall]) -> bool:
         """Another call is about to compute at least HOLD_TOKENS of this prompt that are not cached yet."""
-        ids = call.ids.view()[:-1]
+        ids = call.ids.view(0, call.max_cached)
         sharers = [c for c in active if c.domain == call.domain and c.num_remaining >= HOLD_TOKENS]
         if len(ids) < HOLD_TOKENS or not sharers:
             return False
@@ -118,7 +118,7 @@ class WaitingQueue:
             one block per active call  watermark: each may need a next one soon
         """
         ids = call.ids.view()
-        max_prefix = max(0, len(ids) - 1)
+        max_prefix = call.max_cached
         cached = self._tree.pending_prefix(call.domain, ids[:max_prefix])
         promised = sum(num_blocks_for(len(c.ids)) - num_blocks_for(c.num_computed) for c in active)
         wanted = num_blocks_for(len(ids)) - cached // BLOCK_SIZE + promised + len(active)

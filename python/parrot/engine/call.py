@@ -28,6 +28,7 @@ from ..wire import (
 )
 from .detokenizer import Decode, OutputText
 from .grammar import Matcher
+from .logprobs import PromptLog
 from .sampling import OutputState, check_sampling
 
 Encode = Callable[[str], Ids]
@@ -134,6 +135,7 @@ class EngineCall:
         self._fill_ids = {i: _fill_ids(v) for i, v in enumerate(self._verbs) if isinstance(v, Fill)}
         self._samplings = {i: v.sampling for i, v in enumerate(self._verbs) if isinstance(v, Generate)}
         self.matchers: dict[int, Matcher] = {}  # of constrained outputs, by verb; there before advance()
+        self.prompt_log = self._prompt_log()
         self.num_fill_ids = sum(map(len, self._fill_ids.values()))
         self.max_generated = sum(sampling.max_tokens for sampling in self._samplings.values())
         self.ids = IdBuffer(self.num_fill_ids + min(self.max_generated, 4096))
@@ -147,6 +149,24 @@ class EngineCall:
     def ended(self) -> bool:
         """Every verb has been replied to. A last generated id may never be computed."""
         return self._cursor == len(self._verbs) and self.output is None and not self.fills
+
+    def _prompt_log(self) -> PromptLog | None:
+        for verb, sampling in self._samplings.items():
+            if sampling.prompt_logprobs is not None:
+                if verb != min(self._samplings):
+                    raise InvalidRequest(
+                        f"call {self.call_id}: prompt_logprobs belongs to its first Generate",
+                        param="prompt_logprobs",
+                    )
+                prompt_len = sum(len(ids) for fill, ids in self._fill_ids.items() if fill < verb)
+                return PromptLog(sampling.prompt_logprobs, prompt_len)
+        return None
+
+    @property
+    def max_cached(self) -> int:
+        """How many of its ids may come from the cache when it is admitted."""
+        longest = max(0, len(self.ids) - 1)
+        return longest if self.prompt_log is None else min(longest, len(self.prompt_log.log))
 
     @property
     def grammars(self) -> dict[int, Grammar]:
@@ -278,7 +298,12 @@ class EngineCall:
             finish_reason=reason,
             timing=Timing(self.received_us, self.admitted_us, output.first_token_us, now_us),
             logprobs=None if output.state.log is None else output.state.log.pack(0, output.text.num_final),
+            prompt_logprobs=self._take_prompt_logprobs(),
         )
+
+    def _take_prompt_logprobs(self) -> Logprobs | None:
+        taken, self.prompt_log = self.prompt_log, None
+        return None if taken is None else taken.pack()
 
 
 def _context_of(dispatch: Dispatch) -> ContextId:

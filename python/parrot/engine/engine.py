@@ -11,6 +11,8 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
+import torch
+
 from .._core import ContextTree, OutOfBlocks
 from ..errors import DuplicateRequest, EngineError, InvalidRequest, ParrotError
 from ..tokenizer.segments import Piece, PromptEncoder
@@ -33,7 +35,8 @@ from .batch import BLOCK_SIZE
 from .call import EngineCall, Output
 from .compiling import CompileQueue
 from .grammar import Grammars, unpack_masks
-from .runner import ModelRunner, Reservation, Work, reserve
+from .logprobs import log_batch
+from .runner import ModelRunner, Reservation, Work, reserve, rows_to_log
 from .sampling import Sampler
 from .stats import Counters, now_us
 from .uses import PendingUses
@@ -236,10 +239,15 @@ class Engine:
         sampling = [(w.call, output) for w, output in zip(work, outputs, strict=True) if output is not None]
         matchers = [output.matcher for _, output in sampling if output.matcher is not None]
         masks = self._grammars.start_masks(matchers) if matchers else None
+        rows, logs, ids = rows_to_log(work)
+        wants_logits = [output is not None for output in outputs]
         try:
-            logits = self._runner.forward(self.tree, reservation, [output is not None for output in outputs])
+            logits = self._runner.forward(self.tree, reservation, wants_logits, rows)
         finally:
             allowed = None if masks is None else masks.result()
+        if logs:
+            log_batch(logs, logits[len(sampling) :], torch.tensor(ids, device=logits.device))
+            logits = logits[: len(sampling)]
         return self._sampler.sample(
             logits,
             [output.state for _, output in sampling],

@@ -50,6 +50,25 @@ class LogprobLog:
         )
 
 
+class PromptLog:
+    """What a call has so far of its prompt's log-probabilities: those of the ids ``[1, 1 + len(log))``.
+
+    The logits at a position say how likely the id after it was. So positions below ``len(log)`` may come from
+    a cache, and the others must be computed, whatever is cached of them."""
+
+    def __init__(self, num_top: int, prompt_len: int) -> None:
+        self.log = LogprobLog(num_top)
+        self._end = prompt_len - 1  # the last id of the prompt predicts the output
+
+    def positions(self, start: int, end: int) -> range:
+        """Those of the positions ``[start, end)`` whose logits are to be logged, in order."""
+        return range(max(start, len(self.log)), min(end, self._end))
+
+    def pack(self) -> wire.Logprobs:
+        """All of it."""
+        return self.log.pack(0, len(self.log))
+
+
 def log_batch(logs: Sequence[LogprobLog], logits: Tensor, ids: Tensor) -> None:
     """Add one id to each log. ``logits`` float [n, vocab] as the model gave them, ``ids`` int64 [n]."""
     table = torch.log_softmax(logits.float(), dim=1)

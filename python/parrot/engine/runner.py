@@ -14,6 +14,7 @@ from .._core import ContextTree
 from .admission import num_blocks_for
 from .batch import PagedKV, StepBatch
 from .call import EngineCall
+from .logprobs import LogprobLog
 from .model import LlamaModel
 
 I32 = npt.NDArray[np.int32]
@@ -37,6 +38,23 @@ class Work:
         """One id on top of a context whose output has begun."""
         output = self.call.output
         return self.count == 1 and output is not None and output.num_generated > 0
+
+
+def rows_to_log(work: Sequence[Work]) -> tuple[list[int], list[LogprobLog], list[int]]:
+    """Rows of a step whose logits go into prompts' log-probabilities; for each its log, and its id."""
+    rows: list[int] = []
+    logs: list[LogprobLog] = []
+    ids: list[int] = []
+    first_row = 0
+    for w in work:
+        if w.call.prompt_log is not None:
+            start = w.call.num_computed
+            positions = w.call.prompt_log.positions(start, start + w.count)
+            rows += [first_row + position - start for position in positions]
+            logs += [w.call.prompt_log.log] * len(positions)
+            ids += w.call.ids.view(positions.start + 1, positions.stop + 1).tolist() if positions else []
+        first_row += w.count
+    return rows, logs, ids
 
 
 @dataclass(slots=True)
@@ -72,19 +90,33 @@ class ModelRunner:
         self.num_blocks = num_blocks
         self.kv = PagedKV.allocate(model.config, num_blocks, dtype, device)
 
-    def forward(self, tree: ContextTree, step: Reservation, wants_logits: Sequence[bool]) -> Tensor:
-        """Compute a reserved step; float32 logits [sum(wants_logits), vocab], of those calls' last ids."""
+    def forward(
+        self,
+        tree: ContextTree,
+        step: Reservation,
+        wants_logits: Sequence[bool],
+        more_rows: Sequence[int] = (),
+    ) -> Tensor:
+        """Compute a reserved step; float32 logits [sum(wants_logits) + len(more_rows), vocab]: of the last
+        ids of those calls, then of these rows of the step."""
         with torch.inference_mode():
             self.kv.copy_slots(torch.from_numpy(step.copies))
-            return self.model.forward(self._build(tree, step, wants_logits), self.kv)
+            return self.model.forward(self._build(tree, step, wants_logits, more_rows), self.kv)
 
-    def _build(self, tree: ContextTree, step: Reservation, wants_logits: Sequence[bool]) -> StepBatch:
+    def _build(
+        self,
+        tree: ContextTree,
+        step: Reservation,
+        wants_logits: Sequence[bool],
+        more_rows: Sequence[int] = (),
+    ) -> StepBatch:
         n = len(step.counts)
         seq_lens = np.empty(n, dtype=np.int32)
         tree.lengths(step.context_ids, seq_lens)
         tables = np.empty((n, num_blocks_for(int(seq_lens.max()))), dtype=np.int32)
         tree.block_tables(step.context_ids, tables)
         ends = np.cumsum(step.counts, dtype=np.int64)
+        last_rows = ends[np.array(wants_logits, dtype=bool)] - 1
         # Row r of sequence i has the position seq_lens[i] - (rows of i from r on).
         positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, step.counts)
         return StepBatch(
@@ -94,7 +126,7 @@ class ModelRunner:
             query_start=[0, *ends.tolist()],
             seq_lens=seq_lens.tolist(),
             block_tables=self._tensor(tables),
-            logit_rows=self._tensor(ends[np.array(wants_logits, dtype=bool)] - 1),
+            logit_rows=self._tensor(np.concatenate([last_rows, np.array(more_rows, dtype=np.int64)])),
         )
 
     def _tensor(self, array: npt.NDArray[np.integer]) -> Tensor:

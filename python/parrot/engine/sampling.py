@@ -39,6 +39,7 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
         "frequency_penalty": penalty_limits,
         "repetition_penalty": (np.nextafter(0, 1), 100.0, "(0, 100]"),
         "logprobs": (0, vocab_size, f"[0, {vocab_size}]"),
+        "prompt_logprobs": (0, vocab_size, f"[0, {vocab_size}]"),
     }.items():
         value = getattr(sampling, name)
         if value is not None and not low <= value <= high:

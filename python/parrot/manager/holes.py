@@ -156,6 +156,7 @@ def make_sampling(body: SamplingBody, max_tokens: int) -> Sampling:
         min_tokens=body.min_tokens,
         ignore_eos=body.ignore_eos,
         logprobs=body.logprobs,
+        prompt_logprobs=body.prompt_logprobs,
         grammar=make_grammar(body),
     )
 

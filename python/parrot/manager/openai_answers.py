@@ -39,11 +39,12 @@ class Usage(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Log-probabilities as ``/v1/completions`` words them: parallel lists over the generated ids."""
+    """Log-probabilities as ``/v1/completions`` words them: parallel lists over the generated ids and, with
+    ``echo``, those of the prompt, of which the first has no probability."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

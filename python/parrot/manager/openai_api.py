@@ -17,6 +17,7 @@ from ..grammars import check_grammar
 from ..tokenizer import Piece
 from .call import Role
 from .disconnect import unless_disconnected
+from .echo import Echo
 from .holes import make_grammar
 from .http_errors import error_detail, error_responses
 from .logprobs import GeneratedId, read_logprobs
@@ -60,8 +61,10 @@ def openai_router(service: Service) -> APIRouter:
         service.check_model(body.model)
         prompt = _completion_prompt(body)
         wording = CompletionWording(body.model)
-        samplings = body.samplings(body.max_tokens or _COMPLETION_MAX_TOKENS)
-        return await _answer(request, service, prompt, samplings, wording, body)
+        max_tokens = _COMPLETION_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
+        samplings = body.samplings(max_tokens)
+        echo = Echo(prompt, alone=body.max_tokens == 0) if body.echo else None
+        return await _answer(request, service, prompt, samplings, wording, body, echo)
 
     @router.post("/chat/completions", response_model=ChatCompletion, responses=_ERRORS)
     async def chat(request: Request, body: ChatRequest) -> Response:
@@ -112,6 +115,7 @@ async def _answer(
     samplings: list[SamplingBody],
     wording: Wording,
     body: OpenAIRequest,
+    echo: Echo | None = None,
 ) -> Response:
     service.check_ids(samplings[0])
     await unless_disconnected(request, _check_grammar(samplings[0]))
@@ -129,7 +133,11 @@ async def _answer(
         answers = await unless_disconnected(request, _answers(service, singles))
     finally:
         end()
-    answer = wording.whole(answers, _usage(singles))
+    usage = _usage(singles)
+    if echo is not None:
+        answers = [echo.before(answer, service, singles[0], fill.token_ids) for answer in answers]
+        usage = Usage.of(usage.prompt_tokens, 0, 0) if echo.alone else usage
+    answer = wording.whole(answers, usage)
     return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
 
 

@@ -22,12 +22,10 @@ _HARMLESS = frozenset(
     | {"prompt_cache_key", "prompt_cache_retention"}
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "echo": (False,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "modalities": (["text"],),
 }
-_FIXES = {"echo": "; ask without echo, and put the prompt before the text yourself"}
 # Fields that are those of SamplingBody by name and meaning; what they may be is checked there.
 _SAME = (
     *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -111,13 +109,18 @@ class OpenAIRequest(BaseModel):
             if value is None or name in _HARMLESS or _is_neutral(name, value):
                 continue
             raise UnsupportedParameter(
-                f"{name} = {value!r:.100} is not supported by this version{_FIXES.get(name, '')}", param=name
+                f"{name} = {value!r:.100} is not supported by this version", param=name
             )
         if self.best_of not in (None, self.n or 1):
             raise UnsupportedParameter(
                 f"best_of = {self.best_of} is not supported; leave it out and choose among n answers",
                 param="best_of",
             )
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the ids of the prompt."""
+        return None
 
     @property
     def wants_usage(self) -> bool:
@@ -147,7 +150,13 @@ class OpenAIRequest(BaseModel):
         }
         try:
             return [
-                SamplingBody.model_validate({**fields, "seed": seed if seed is None else seed + index})
+                SamplingBody.model_validate(
+                    {
+                        **fields,
+                        "seed": seed if seed is None else seed + index,
+                        "prompt_logprobs": self.num_prompt_logprobs if index == 0 else None,
+                    }
+                )
                 for index in range(self.n or 1)
             ]
         except ValidationError as error:
@@ -179,10 +188,25 @@ class CompletionRequest(OpenAIRequest):
 
     prompt: Text | list[Text] | list[int] | list[list[int]]
     logprobs: TopLogprobs | None = None
+    echo: Annotated[bool, Field(strict=True)] | None = None
+    max_tokens: int | None = Field(default=None, ge=0, le=2**20)  # 0, the prompt alone, needs echo
 
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens = 0 leaves nothing to answer; set echo too", param="max_tokens")
+        if self.echo and self.stream:
+            raise UnsupportedParameter(
+                "echo is not supported in a stream; ask without stream, or without echo", param="echo"
+            )
 
 
 class TextPart(BaseModel):

@@ -34,11 +34,13 @@ Likelihoods = Sequence[GeneratedId] | None  # None: not asked for
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One of the answers of a request."""
+    """One of the answers of a request. ``first`` is the text of an id before those of ``logprobs`` that has
+    no probability: the first one of an echoed prompt."""
 
     text: str
     reason: wire.FinishReason
     logprobs: Likelihoods
+    first: str | None = None
 
 
 class Wording(Protocol):
@@ -69,7 +71,7 @@ class CompletionWording:
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> Completion:
         """See :class:`Wording`."""
-        choices = [self._choice(i, a.text, a.reason, a.logprobs) for i, a in enumerate(answers)]
+        choices = [self._choice(i, a.text, a.reason, a.logprobs, a.first) for i, a in enumerate(answers)]
         return self._completion(choices, usage)
 
     def opening(self, _index: int, /) -> list[BaseModel]:
@@ -95,20 +97,27 @@ class CompletionWording:
         return body if usage is None else body.model_copy(update={"usage": usage})
 
     def _choice(
-        self, index: int, text: str, reason: wire.FinishReason | None, logprobs: Likelihoods
+        self,
+        index: int,
+        text: str,
+        reason: wire.FinishReason | None,
+        logprobs: Likelihoods,
+        first: str | None = None,
     ) -> CompletionChoice:
-        words = None if logprobs is None else self._logprobs(index, logprobs)
+        words = None if logprobs is None else self._logprobs(index, logprobs, first)
         return CompletionChoice(index=index, text=text, finish_reason=reason, logprobs=words)
 
-    def _logprobs(self, index: int, entries: Sequence[GeneratedId]) -> CompletionLogprobs:
+    def _logprobs(self, index: int, entries: Sequence[GeneratedId], first: str | None) -> CompletionLogprobs:
+        unscored = [] if first is None else [first]
+        tokens = [*unscored, *(entry.text for entry in entries)]
         offsets = []
-        for entry in entries:
+        for token in tokens:
             offsets.append(self._offsets[index])
-            self._offsets[index] += len(entry.text)
+            self._offsets[index] += len(token)
         return CompletionLogprobs(
-            tokens=[entry.text for entry in entries],
-            token_logprobs=[entry.logprob for entry in entries],
-            top_logprobs=[_by_text(entry) for entry in entries],
+            tokens=tokens,
+            token_logprobs=[*(None for _ in unscored), *(entry.logprob for entry in entries)],
+            top_logprobs=[*(None for _ in unscored), *(_by_text(entry) for entry in entries)],
             text_offset=offsets,
         )
 

@@ -84,6 +84,7 @@ class Service:
             self.check_model(call.model)
             for placeholder in call.placeholders:
                 if placeholder.sampling is not None:
+                    _refuse_prompt_logprobs(placeholder.sampling)
                     self.check_ids(placeholder.sampling)
         if body.create_session:
             self.create_session(body.session_id)
@@ -210,3 +211,11 @@ class Service:
 def _submitted(call: Call) -> api.SubmittedCall:
     outputs = {name: binding.variable.id for name, binding in call.outputs.items()}
     return api.SubmittedCall(request_id=call.request_id, outputs=outputs)
+
+
+def _refuse_prompt_logprobs(sampling: api.SamplingBody) -> None:
+    if sampling.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "prompt_logprobs is not possible in a session; ask /v1/completions with echo and logprobs",
+            param="prompt_logprobs",
+        )

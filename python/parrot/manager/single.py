@@ -45,6 +45,7 @@ class SingleCall:
         self.index = index
         self.finish_reason: wire.FinishReason = "stop"
         self.logprobs: wire.Logprobs | None = None
+        self.prompt_logprobs: wire.Logprobs | None = None
         self._pieces = pieces
         self._num_sent = 0
         self._num_received = 0  # of the present run: after an engine's loss the text comes anew
@@ -76,6 +77,7 @@ class SingleCall:
     def generated(self, done: wire.GenerateDone) -> None:
         """The whole text is there."""
         self.finish_reason, self.logprobs = done.finish_reason, done.logprobs
+        self.prompt_logprobs = done.prompt_logprobs
         self.restarted()
         self.received(done.text, done.logprobs)
 
