@@ -1,4 +1,6 @@
-"""Algorithm 1 in steady state: calls finish, others come, the scheduler places, through its Python binding.
+"""Algorithm 1 in steady state: calls finish, others come, the scheduler places; in C++ and from Python.
+
+The first part is :mod:`bench.scheduler_native`; the rest goes through the Python binding.
 
 A round is what one engine step brings about: eight calls finish, eight are submitted, one ``schedule`` places
 eight. Every engine is full and the queue keeps its length. Every figure includes the Python calls. Engines
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
+from . import scheduler_native
 from .scheduler_load import BATCH, GROUP, PROMPT, TIGHT, WORKLOADS, Driver, Workload
 from .timing import Spread, latencies, print_table, resident_growth, show, spread, time_calls
 
@@ -21,20 +24,22 @@ ROUND_US = 500  # of the scheduler's clock
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Fleets are pairs of engines and queued calls; ``tight_fleets`` do fewer rounds, which are slow."""
+    """Fleets are pairs of engines and queued calls; ``tight_fleets`` those of the tight workload;
+    ``native`` what the C++ driver measures."""
 
     fleets: tuple[tuple[int, int], ...]
     tight_fleets: tuple[tuple[int, int], ...]
+    native: scheduler_native.Sizes
     num_rounds: int = 100
-    num_tight_rounds: int = 5
+    num_tight_rounds: int = 100
     num_weighed: int = 20_000
     repeats: int = 5
 
 
-_SMALL = tuple((engines, queued) for engines in (1, 16, 100) for queued in (1_000, 10_000))
-_LARGE = ((100, 100_000), (1_000, 1_000), (1_000, 10_000))
-QUICK = Sizes(_SMALL, _SMALL[:-1], num_rounds=20, num_tight_rounds=2, num_weighed=5_000)
-FULL = Sizes(_SMALL + _LARGE, _SMALL)
+_SMALL = ((16, 1_000), (100, 1_000))
+_LARGE = tuple((engines, queued) for engines in (1, 16, 100, 1_000) for queued in (1_000, 10_000))
+QUICK = Sizes(_SMALL, _SMALL, scheduler_native.QUICK, num_rounds=20, num_tight_rounds=20, num_weighed=5_000)
+FULL = Sizes(_LARGE, _LARGE, scheduler_native.FULL)
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -44,6 +49,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 def measure(sizes: Sizes) -> dict[str, Any]:
     """All fleets of ``sizes`` under every workload; a fleet that is not filled, or not kept full, raises."""
+    native = scheduler_native.measure(sizes.native)
     memory = _bytes_per_call(sizes)
     rows = [
         _steady(sizes, workload, *fleet, sizes.num_rounds) for fleet in sizes.fleets for workload in WORKLOADS
@@ -69,7 +75,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
         ("calls", "bytes"),
         [(name, show(figure, 0)) for name, figure in memory.items()],
     )
-    return {"rows": rows, "bytes_per_queued_call": memory}
+    return {"native": native, "rows": rows, "bytes_per_queued_call": memory}
 
 
 def _latency(figures: dict[str, Spread]) -> str:

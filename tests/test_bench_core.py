@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import context_tree, eviction, prefix_index, scheduler
+from bench import context_tree, eviction, prefix_index, scheduler, scheduler_native
 from bench.scheduler_load import TIGHT, WORKLOADS
 from bench.timing import percentile_us, spread
 
@@ -33,8 +33,14 @@ def test_an_index_that_answers_wrongly_fails_the_benchmark() -> None:
 
 
 def test_the_scheduler_is_measured_under_every_workload() -> None:
-    sizes = scheduler.Sizes(((1, 20), (4, 20)), ((4, 20),), num_rounds=3, num_weighed=10, repeats=2)
-    rows = scheduler.measure(sizes)["rows"]
+    native = scheduler_native.Sizes((1, 20), (0, 100), ((20, 100),), (20,), 80, 500, 1)
+    sizes = scheduler.Sizes(((1, 20), (4, 20)), ((4, 20),), native, num_rounds=3, num_weighed=10, repeats=2)
+    result = scheduler.measure(sizes)
+    assert len(result["native"]["rows"]) == 4 * len(scheduler_native.MAIN) + len(scheduler_native.OTHER)
+    assert all(row["placements_per_s"]["least"] > 0 for row in result["native"]["rows"])
+    assert all(0 < figure < 20_000 for figure in result["native"]["bytes_per_queued_call"].values())
+    assert result["native"]["shortlists"][0]["excess"]["max"] <= 0.05
+    rows = result["rows"]
     expected = [(engines, workload.name) for engines in (1, 4) for workload in WORKLOADS]
     assert [(row["engines"], row["calls"]) for row in rows] == [*expected, (4, TIGHT.name)]
     for row in rows:
