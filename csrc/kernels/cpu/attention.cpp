@@ -12,7 +12,7 @@ namespace parrot::cpu {
 namespace {
 
 constexpr int32_t kMaxHeadDim = 512;
-constexpr int64_t kCostPerThread = 20'000;  // some ten microseconds; a thread is not woken for less
+constexpr int64_t kCostPerThread = 6'000;  // a dozen microseconds; a thread is not woken for less
 constexpr float kLog2E = 1.44269504f;
 
 const AttentionKernels& kernels_for(KvType type) {
