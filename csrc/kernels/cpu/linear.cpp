@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kPanelsPerItem = 8;     // of a large batch; a tile is read from the L2 cache for each
 constexpr int64_t kPrefetchBytes = 4096;  // ahead of what is multiplied, by when memory has answered
-constexpr int64_t kItemsPerThread = 8;    // so that a thread that is late costs little
+constexpr int64_t kItemsPerThread = 4;    // a late thread costs little, and tiles still follow each other
 
 const LinearKernels& kernels() {
 #if defined(__x86_64__)
@@ -108,28 +108,27 @@ class PackedLinear::Product {
                 alignas(64) float sums[kMaxPanelRows * kTileColumns];
                 multiply_(panels_.panel(panel), linear_.tile(tile), linear_.depth_,
                           linear_.ahead(tile, panel - panels.begin, num_uses), sums);
-                const int64_t first = panel * panels_.rows();
-                const int64_t rows = std::min(panels_.rows(), num_rows_ - first);
-                for (int64_t r = 0; r < rows; ++r) write(sums + r * kTileColumns, first + r, tile);
+                write(sums, panel * panels_.rows(), tile);
             }
         }
     }
 
-    void write(const float* sums, int64_t row, int64_t tile) const {
-        float gated[kTileColumns / 2];
-        const float* values = sums;
-        if (linear_.gated_) {
-            kernels_.silu_mul(sums, sums + kTileColumns / 2, gated);
-            values = gated;
-        }
+    // The sums of one tile, for the rows from `first` on.
+    void write(const float* sums, int64_t first, int64_t tile) const {
+        const int64_t rows = std::min(panels_.rows(), num_rows_ - first);
         const int64_t width = linear_.outputs_per_tile(), column = tile * width;
-        float* out = out_ + row * linear_.num_outputs() + column;
-        const int64_t count = std::min(width, linear_.num_outputs() - column);
-        if (!add_) {
-            std::memcpy(out, values, static_cast<size_t>(count) * sizeof(float));
-            return;
+        const int64_t num_outputs = linear_.num_outputs(), count = std::min(width, num_outputs - column);
+        alignas(64) float gated[kMaxPanelRows * kTileColumns / 2];
+        if (linear_.gated_) kernels_.silu_mul(sums, rows, gated);
+        const float* values = linear_.gated_ ? gated : sums;
+        float* out = out_ + first * num_outputs + column;
+        for (int64_t r = 0; r < rows; ++r, values += width, out += num_outputs) {
+            if (add_) {
+                for (int64_t i = 0; i < count; ++i) out[i] += values[i];
+            } else {
+                std::memcpy(out, values, static_cast<size_t>(count) * sizeof(float));
+            }
         }
-        for (int64_t i = 0; i < count; ++i) out[i] += values[i];
     }
 
     const PackedLinear& linear_;

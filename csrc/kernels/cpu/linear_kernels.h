@@ -36,8 +36,8 @@ struct LinearKernels {
     float (*sum_squares)(const float* x, int64_t n);
     // y[i] = x[i] * scale * weight[i]
     void (*scale)(const float* x, float scale, const float* weight, float* y, int64_t n);
-    // out[i] = silu(gate[i]) * up[i], 16 of them
-    void (*silu_mul)(const float* gate, const float* up, float* out);
+    // out [rows][16] = silu(gate) * up, for sums [rows][32] of 16 gates and 16 ups
+    void (*silu_mul)(const float* sums, int64_t rows, float* out);
 };
 
 extern const LinearKernels kLinearScalar, kLinearAvx2, kLinearAvx512, kLinearAvx512Bf16;

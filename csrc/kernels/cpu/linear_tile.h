@@ -129,12 +129,15 @@ typename V::Reg exp(typename V::Reg x) {
 }
 
 template <class V>
-void silu_mul(const float* gate, const float* up, float* out) {
+void silu_mul(const float* sums, int64_t rows, float* out) {
+    constexpr int kHalf = kTileColumns / 2;
     const typename V::Reg one = V::broadcast(1.0F);
-    for (int i = 0; i < kTileColumns / 2; i += V::kWidth) {
-        const typename V::Reg x = V::load(gate + i);
-        const typename V::Reg denominator = V::add(one, exp<V>(V::mul(x, V::broadcast(-1.0F))));
-        V::store(out + i, V::mul(V::div(x, denominator), V::load(up + i)));
+    for (int64_t row = 0; row < rows; ++row, sums += kTileColumns, out += kHalf) {
+        for (int i = 0; i < kHalf; i += V::kWidth) {
+            const typename V::Reg gate = V::load(sums + i), up = V::load(sums + kHalf + i);
+            const typename V::Reg denominator = V::add(one, exp<V>(V::mul(gate, V::broadcast(-1.0F))));
+            V::store(out + i, V::mul(V::div(gate, denominator), up));
+        }
     }
 }
 
