@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from parrot.engine.process import set_passive_waits
+
 from .machine import describe_machine
 
 # name -> (module, what it measures). A module has run(quick) -> what was measured; with checks, also "ok".
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer runs of a smaller size")
     parser.add_argument("--json", type=Path, metavar="FILE", help="store the result too")
     options = parser.parse_args()
+    set_passive_waits()  # as an engine's process does, before a benchmark imports torch
     run: Callable[[bool], dict[str, Any]] = import_module(f"bench.{BENCHMARKS[options.name][0]}").run
     machine = describe_machine()
     print(f"{machine['cpu']}, {machine['cores']} cores, commit {machine['commit']}", flush=True)
