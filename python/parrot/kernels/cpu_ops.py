@@ -27,7 +27,7 @@ Array = F32 | U16
 Element = TypeVar("Element", np.float32, np.uint16)
 
 
-_FIRST_POSITIONS = 2048
+_FIRST_POSITIONS = 2048  # of the table of rotations; it doubles when a sequence is longer
 
 
 class CpuOps:
