@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from scheduler_harness import Cost, Driver, text
 
@@ -131,11 +132,15 @@ def test_a_label_that_arrives_later_changes_the_order() -> None:
 # --- balance and fairness --------------------------------------------------------------------------------
 
 
-def test_32_throughput_calls_spread_evenly_over_4_idle_engines() -> None:
-    driver = Driver.with_engines([Cost()] * 4)
-    for call_id in range(32):
-        driver.submit(call_id)
-    assert Counter(driver.engines_of().values()) == {0: 8, 1: 8, 2: 8, 3: 8}
+@pytest.mark.parametrize("num_engines", [4, 40])
+@pytest.mark.parametrize("group", [-1, 0], ids=["calls", "a task group"])
+def test_eight_throughput_calls_for_each_of_some_idle_engines_spread_evenly(
+    num_engines: int, group: int
+) -> None:
+    driver = Driver.with_engines([Cost()] * num_engines)
+    for call_id in range(8 * num_engines):
+        driver.submit(call_id, app=1, group=group)
+    assert Counter(driver.engines_of().values()) == dict.fromkeys(range(num_engines), 8)
 
 
 def test_a_short_prefix_that_everybody_has_does_not_unbalance_engines() -> None:

@@ -31,6 +31,7 @@ int64_t Tenants::num_queued(int64_t id) const {
 void Tenants::enter(Lane& lane) {
     Tenant& tenant = *lane.tenant;
     if (tenant.num_queued++ > 0) return;
+    first_ = nullptr;
     tenant.virtual_time = std::max(tenant.virtual_time, virtual_time_);
     waiting_.push_back({&tenant, 0});
 }
@@ -38,27 +39,32 @@ void Tenants::enter(Lane& lane) {
 void Tenants::leave(Lane& lane) {
     Tenant& tenant = *lane.tenant;
     if (--tenant.num_queued > 0) return;
+    first_ = nullptr;
     const auto at = std::ranges::find(waiting_, &tenant, &Waiting::tenant);
     *at = waiting_.back();
     waiting_.pop_back();
 }
 
 void Tenants::charge(Tenant& tenant, double tokens) {
+    first_ = nullptr;
     virtual_time_ = std::max(virtual_time_, tenant.virtual_time);
     tenant.virtual_time += std::max(1.0, tokens) / tenant.weight;
 }
 
-Tenant* Tenants::first(uint64_t pass) const {
+Tenant* Tenants::first(uint64_t pass) {
+    if (first_ != nullptr && first_pass_ == pass) return first_;
     const auto rank = [](const Tenant& tenant) { return std::tuple(tenant.virtual_time, tenant.id); };
-    Tenant* first = nullptr;
+    first_ = nullptr;
+    first_pass_ = pass;
     for (const Waiting& waiting : waiting_) {
         if (waiting.set_aside_pass == pass) continue;
-        if (first == nullptr || rank(*waiting.tenant) < rank(*first)) first = waiting.tenant;
+        if (first_ == nullptr || rank(*waiting.tenant) < rank(*first_)) first_ = waiting.tenant;
     }
-    return first;
+    return first_;
 }
 
 void Tenants::set_aside(Tenant& tenant, uint64_t pass) {
+    first_ = nullptr;
     std::ranges::find(waiting_, &tenant, &Waiting::tenant)->set_aside_pass = pass;
 }
 

@@ -49,7 +49,7 @@ class Tenants {
 
     // The tenant with queued calls that has had the least for its weight (then the lowest id), of those not
     // set aside in this pass; null if none.
-    Tenant* first(uint64_t pass) const;
+    Tenant* first(uint64_t pass);
     void set_aside(Tenant& tenant, uint64_t pass);
 
     template <class Visit>
@@ -75,6 +75,8 @@ class Tenants {
     std::vector<std::unique_ptr<Tenant>> tenants_;
     FlatMap<int64_t, Tenant*> by_id_;
     std::vector<Waiting> waiting_;  // tenants with queued calls
+    Tenant* first_ = nullptr;       // what first() found in `first_pass_`, while nothing has changed since
+    uint64_t first_pass_ = 0;
     double virtual_time_ = 0;       // of the tenant served last, when it was served
     size_t forget_at_ = 1024;       // so many tenants are known before idle ones are looked for
 };
