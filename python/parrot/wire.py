@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .errors import ErrorInfo, ParrotError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 CallId = NewType("CallId", int)  # unique for the life of a manager, never reused
 ContextId = NewType("ContextId", int)  # unique for the life of a manager, never reused; 0 = no context

@@ -22,7 +22,7 @@ from .truncation import likeliest
 
 GREEDY_BELOW = 1e-5  # a colder temperature is greedy
 _NEVER = float("-inf")
-_CPU_CHUNK = 2**17  # float64 elements drawn from at a time on a CPU: about what its cache holds
+_CPU_CHUNK = 2**17  # float64 elements worked on at a time on a CPU: about what its cache holds
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
@@ -161,6 +161,12 @@ def _to_list(ids: Tensor) -> list[int | None]:
     return [None if token_id < 0 else token_id for token_id in ids.tolist()]
 
 
+def _parts(table: Tensor) -> list[slice]:
+    """The rows of a table [n, vocab] in the pieces in which they are worked on."""
+    size = max(1, len(table) if table.is_cuda else _CPU_CHUNK // table.shape[1])
+    return [slice(start, start + size) for start in range(0, len(table), size)]
+
+
 class _Plan:
     """The rows of one batch by what they need, with their parameters as tensors."""
 
@@ -217,7 +223,9 @@ class _Plan:
         if len(self._penalised):
             for state in self._penalised_states:
                 state.count_forced()
-            logits[self._penalised] = self._penalise(logits[self._penalised])
+            for part in _parts(self._counts):
+                rows = self._penalised[part]
+                logits[rows] = self._penalise(logits[rows], part)
         for i, state in enumerate(self._shaped_states):
             too_early = positions[self._shaped_rows[i]] - state.start < state.sampling.min_tokens
             if too_early and state.end_ids:
@@ -226,11 +234,12 @@ class _Plan:
             logits[self._constrained] = logits[self._constrained].masked_fill(~allowed, _NEVER)
         return logits
 
-    def _penalise(self, logits: Tensor) -> Tensor:
-        was_there = self._counts > 0
-        repeated = torch.where(logits > 0, logits / self._repetition, logits * self._repetition)
-        logits = torch.where(was_there | self._in_context, repeated, logits)
-        return logits - self._frequency * self._counts - self._presence * was_there
+    def _penalise(self, logits: Tensor, part: slice) -> Tensor:
+        counts, repetition = self._counts[part], self._repetition[part]
+        was_there = counts > 0
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits = torch.where(was_there | self._in_context[part], repeated, logits)
+        return logits - self._frequency[part] * counts - self._presence[part] * was_there
 
     def note(self, logits: Tensor, ids: Tensor) -> None:
         """Count the ids that were chosen, and log their probabilities."""
@@ -260,9 +269,7 @@ class _Draw:
         """int64 [r]: one id per row of float64 [r, vocab], by inverse transform in the order of ids."""
         number = uniform(self.seeds, [positions[row] for row in self.row_list])
         target = torch.from_numpy(number).to(logits.device)[:, None]
-        size = len(logits) if logits.is_cuda else max(1, _CPU_CHUNK // logits.shape[1])
-        parts = [slice(start, start + size) for start in range(0, len(logits), size)]
-        return torch.cat([self._ids(logits[part], target[part], part) for part in parts])
+        return torch.cat([self._ids(logits[part], target[part], part) for part in _parts(logits)])
 
     def _ids(self, logits: Tensor, target: Tensor, part: slice) -> Tensor:
         # Subtract before dividing: a small temperature would send large logits to infinity.

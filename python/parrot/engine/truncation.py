@@ -23,10 +23,8 @@ def likeliest(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """
     vocab_size = weights.shape[1]
     top_k = top_k.clamp(max=vocab_size)
-    if vocab_size <= NUM_FIRST:
-        return _at_least(
-            weights, *_threshold(torch.sort(weights, dim=1, descending=True).values, top_k, top_p)
-        )
+    if vocab_size <= NUM_FIRST or _sorts_fast(weights.device):
+        return _at_least(weights, *_threshold(_descending(weights), top_k, top_p))
     first = torch.topk(weights, NUM_FIRST, dim=1).values
     bound, num_kept = _threshold(first, top_k, top_p, torch.cumsum(weights, dim=1)[:, -1:])
     # A row is settled if k ends within the first, or all of the row is the sum and p ends within the first.
@@ -59,13 +57,15 @@ def _threshold(
     total = cumulative.gather(1, top_k.clamp(max=num_looked_at) - 1)
     if whole is not None:
         total = torch.where(top_k > num_looked_at, whole, total)
-    in_nucleus = cumulative - ordered < top_p * total
-    within_k = torch.arange(num_looked_at, device=ordered.device) < top_k
-    num_kept = (in_nucleus & within_k & (ordered > 0)).sum(dim=1, keepdim=True).clamp(min=1)
+    # An id is in the nucleus if the sum before it is below the share: one more than the sums that are.
+    num_kept = 1 + torch.searchsorted(cumulative, top_p * total)
+    num_kept = torch.minimum(num_kept, top_k).clamp(max=num_looked_at)
     return ordered.gather(1, num_kept - 1), num_kept
 
 
 def _at_least(weights: Tensor, bound: Tensor, num_kept: Tensor) -> Tensor:
     above, equal = weights > bound, weights == bound
     num_equal = num_kept - above.sum(dim=1, keepdim=True)
+    if weights.device.type == "cpu" and bool((num_equal == equal.sum(dim=1, keepdim=True)).all()):
+        return above | equal
     return above | (equal & (torch.cumsum(equal, dim=1) <= num_equal))
