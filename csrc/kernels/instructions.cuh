@@ -12,6 +12,11 @@ __device__ inline uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// A value that all lanes have in common, in a uniform register: the reduction puts it there. Tensor cores and
+// bulk copies take their operands from such registers; without, the compiler moves each of them by itself, or
+// loops over the lanes.
+__device__ inline uint32_t uniform(uint32_t value) { return __reduce_max_sync(0xffffffff, value); }
+
 // 2^x in one instruction; -inf gives 0.
 __device__ inline float exp2_fast(float x) {
     float result;
@@ -158,8 +163,8 @@ __device__ inline void finish_products() {
 // Describes the columns of 64 elements of a tile: rows of 128 bytes, 128-byte swizzle, 1024 bytes per eight
 // rows; columns lie `column_bytes` apart. Adding bytes / 16 moves it.
 __device__ inline uint64_t matrix_descriptor(uint32_t address, uint32_t column_bytes) {
-    return uint64_t((address & 0x3ffff) >> 4) | uint64_t(column_bytes >> 4) << 16 |
-           uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+    const uint32_t low = uniform(((address & 0x3ffff) >> 4) | (column_bytes >> 4) << 16);
+    return uint64_t(low) | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
 
 }  // namespace parrot

@@ -19,16 +19,16 @@ struct RowTile {
     float row_sum[2];  // of this thread's columns
     float factor[2];   // what the last weigh() asks the result so far to be multiplied by
 
-    __device__ void load_query(const SharedPrefixAttentionParams& p, const WorkItem& item, int first_row) {
+    __device__ void load_query(const SharedPrefixAttentionParams& p, const ItemSlot& slot, int first_row) {
         const int lane = threadIdx.x % 32, group = p.num_heads / p.num_kv_heads;
         const uint32_t* rows[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = first_row + lane / 4 + 8 * half;
             rows[half] = nullptr;
-            if (row < item.num_rows) {
-                const int request = item.member(p, row / group).x;
-                const int head = item.kv_head * group + row % group;
+            if (row < slot.item.num_rows) {
+                const int request = slot.members[row / group].x;
+                const int head = slot.item.kv_head * group + row % group;
                 rows[half] = reinterpret_cast<const uint32_t*>(
                     static_cast<const T*>(p.query) + (size_t(request) * p.num_heads + head) * kHeadDim);
             }
@@ -41,6 +41,9 @@ struct RowTile {
                 query[k][i] = row ? row[k * 8 + lane % 4 + (i / 2) * 4] : 0u;
             }
         }
+    }
+
+    __device__ void clear() {
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n) {
             for (int i = 0; i < 4; ++i) output[n][i] = 0.0f;
@@ -177,33 +180,53 @@ struct RowTile {
     }
 
   private:
-    // Turns scores into weights relative to the new running max.
+    // Turns scores into weights relative to the running max. It only moves when it rises by more than
+    // kMaxSlack: until then weights exceed 1 but stay far inside half precision, and the result needs no
+    // rescaling.
     __device__ void softmax_step(float (&scores)[kTileTokens / 8][4], float scale_log2) {
+        constexpr float kMaxSlack = 8.0f;
+        float tops[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            // Two chains each for the maximum and the sum: a single one is as long as the products it hides
-            // behind.
-            float tops[2] = {-INFINITY, -INFINITY};
+            // Two chains, here and in the sum: a single one takes as long as the products it hides behind.
+            float chains[2];
 #pragma unroll
             for (int n = 0; n < kTileTokens / 8; ++n) {
-                tops[n % 2] = fmaxf(tops[n % 2], fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+                const float pair = fmaxf(scores[n][2 * half], scores[n][2 * half + 1]);
+                chains[n % 2] = n < 2 ? pair : fmaxf(chains[n % 2], pair);
             }
-            float top = fmaxf(tops[0], tops[1]);
-            top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
-            const float new_max = fmaxf(row_max[half], top * scale_log2);
+            tops[half] = fmaxf(chains[0], chains[1]);
+        }
+#pragma unroll
+        for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                tops[half] = fmaxf(tops[half], __shfl_xor_sync(0xffffffff, tops[half], step));
+            }
+        }
+        float base[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float top = tops[half] * scale_log2;
+            factor[half] = 1.0f;
+            if (top > row_max[half] + kMaxSlack) {
+                factor[half] = exp2_fast(row_max[half] - top);
+                row_max[half] = top;
+            }
             // All tokens so far masked: keep exp2 away from inf - inf.
-            const float base = new_max == -INFINITY ? 0.0f : new_max;
-            factor[half] = exp2_fast(row_max[half] - base);
-            row_max[half] = new_max;
-            float sums[4] = {};
+            base[half] = row_max[half] == -INFINITY ? 0.0f : row_max[half];
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float sums[4];
 #pragma unroll
             for (int n = 0; n < kTileTokens / 8; ++n) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     float& score = scores[n][2 * half + i];
-                    score = exp2_fast(fmaf(score, scale_log2, -base));
-                    sums[n % 2 * 2 + i] += score;
+                    score = exp2_fast(fmaf(score, scale_log2, -base[half]));
+                    float& sum = sums[n % 2 * 2 + i];
+                    sum = n < 2 ? score : sum + score;
                 }
             }
             // Each thread sums its own columns; store_rows adds the four threads of a row.
@@ -214,7 +237,7 @@ struct RowTile {
 
 // Writes the rows of this warp.
 template <typename T, int kHeadDim>
-__device__ inline void store_rows(const SharedPrefixAttentionParams& p, const WorkItem& item,
+__device__ inline void store_rows(const SharedPrefixAttentionParams& p, const ItemSlot& slot,
                                   const RowTile<T, kHeadDim>& tile, int first_row) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -223,12 +246,13 @@ __device__ inline void store_rows(const SharedPrefixAttentionParams& p, const Wo
         sum += __shfl_xor_sync(0xffffffff, sum, 1);
         sum += __shfl_xor_sync(0xffffffff, sum, 2);
         const int row = first_row + lane / 4 + 8 * half;
-        if (row >= item.num_rows) continue;
-        const RowSink<T, kHeadDim> sink(p, item, row);
+        if (row >= slot.item.num_rows) continue;
+        const RowSink<T, kHeadDim> sink(p, slot, row);
+        const float inverse_sum = 1.0f / sum;
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n) {
             const float* pair = &tile.output[n][2 * half];
-            sink.store_pair(n * 8 + (lane % 4) * 2, pair[0], pair[1], sum);
+            sink.store_pair(n * 8 + (lane % 4) * 2, pair[0], pair[1], inverse_sum);
         }
         if (!sink.output && lane % 4 == 0) __stcg(sink.max_sum, make_float2(tile.row_max[half], sum));
     }

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "kernels/check.h"
+#include "kernels/merge_parts.cuh"
 #include "kernels/shared_prefix_attention.cuh"
 #include "kernels/shared_prefix_attention.h"
 
@@ -28,32 +29,24 @@ Device current_device() {
 // Three stages where two such blocks fit a multiprocessor (Hopper and later data-centre parts), else two.
 template <int kHeadDim>
 bool has_three_stages(const Device& device) {
-    return device.shared_bytes_per_multiprocessor >= 2 * (shared_bytes<kHeadDim, 3>() + 2048);
+    return device.shared_bytes_per_multiprocessor >= 2 * (shared_bytes<kHeadDim, 3>() + 4096);
 }
 
-struct Launch {
-    int threads = 0;
-    int blocks_per_multiprocessor = 0;
-};
-
+// Blocks of the kernel that run at once.
 template <typename T, int kHeadDim, int kStages>
-Launch prepare() {
+int prepare(const Device& device) {
     constexpr int bytes = shared_bytes<kHeadDim, kStages>();
     const auto kernel = shared_prefix_attention_kernel<T, kHeadDim, kStages>;
     PARROT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    cudaFuncAttributes attributes{};
-    PARROT_CUDA(cudaFuncGetAttributes(&attributes, kernel));
-    Launch launch{attributes.maxThreadsPerBlock, 0};
-    PARROT_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&launch.blocks_per_multiprocessor, kernel,
-                                                              launch.threads, bytes));
-    return launch;
+    int blocks = 0;
+    PARROT_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kBlockThreads, bytes));
+    return blocks * device.num_multiprocessors;
 }
 
 template <int kHeadDim>
 int grid_size(const Device& device) {
-    const Launch launch =
-        has_three_stages<kHeadDim>(device) ? prepare<__half, kHeadDim, 3>() : prepare<__half, kHeadDim, 2>();
-    return launch.blocks_per_multiprocessor * device.num_multiprocessors;
+    return has_three_stages<kHeadDim>(device) ? prepare<__half, kHeadDim, 3>(device)
+                                              : prepare<__half, kHeadDim, 2>(device);
 }
 
 // Launches so that the kernel may start before the one ahead of it ends: kernels wait on the device where
@@ -76,10 +69,20 @@ void launch_early(Kernel kernel, int blocks, int threads, size_t bytes,
 
 template <typename T, int kHeadDim, int kStages>
 void launch_attention(const SharedPrefixAttentionParams& params, const Device& device, cudaStream_t stream) {
-    const Launch launch = prepare<T, kHeadDim, kStages>();
-    launch_early(shared_prefix_attention_kernel<T, kHeadDim, kStages>,
-                 launch.blocks_per_multiprocessor * device.num_multiprocessors, launch.threads,
-                 shared_bytes<kHeadDim, kStages>(), params, device, stream);
+    launch_early(shared_prefix_attention_kernel<T, kHeadDim, kStages>, prepare<T, kHeadDim, kStages>(device),
+                 kBlockThreads, shared_bytes<kHeadDim, kStages>(), params, device, stream);
+}
+
+// As many warps for a row as keep the device busy.
+template <typename T, int kHeadDim>
+void launch_merge(SharedPrefixAttentionParams params, const Device& device, cudaStream_t stream) {
+    const int rows = params.num_requests * params.num_heads;
+    params.merge_warps = kMergeWarps;
+    while (params.merge_warps > 1 && rows * params.merge_warps > 32 * device.num_multiprocessors) {
+        params.merge_warps /= 2;
+    }
+    const int blocks = (rows * params.merge_warps + kMergeWarps - 1) / kMergeWarps;
+    launch_early(merge_parts_kernel<T, kHeadDim>, blocks, 32 * kMergeWarps, 0, params, device, stream);
 }
 
 template <typename T, int kHeadDim>
@@ -90,8 +93,7 @@ void launch(const SharedPrefixAttentionParams& params, cudaStream_t stream) {
     } else {
         launch_attention<T, kHeadDim, 2>(params, device, stream);
     }
-    launch_early(merge_parts_kernel<T, kHeadDim>, params.num_requests * params.num_heads, kThreads, 0, params,
-                 device, stream);
+    launch_merge<T, kHeadDim>(params, device, stream);
 }
 
 // Describes a cache [num_blocks * 16, num_kv_heads * head_dim] in boxes of one block and 64 columns.

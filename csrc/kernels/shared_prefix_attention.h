@@ -20,7 +20,8 @@ struct SharedPrefixAttentionCall {
 // Blocks of a full persistent grid on the current device for this head size: what a plan balances over.
 int shared_prefix_attention_grid(int head_dim);
 
-// Launches on the stream. Throws std::invalid_argument for what it cannot run, std::runtime_error when CUDA
+// Launches on the stream. The kernel ahead in the stream must not write the plan or a block that two requests
+// share. Throws std::invalid_argument for what it cannot run, std::runtime_error when CUDA
 // fails.
 void shared_prefix_attention(const SharedPrefixAttentionCall& call);
 

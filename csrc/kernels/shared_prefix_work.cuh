@@ -12,15 +12,12 @@ namespace parrot {
 
 constexpr int kBlockTokens = 16;  // KV slots in a cache block
 constexpr int kTileTokens = 64;   // tokens of one pipeline stage
-constexpr int kWarps = 4;         // warps of a thread block that compute; one more loads
+constexpr int kWarps = 4;         // warps of a thread block that compute: on Hopper a warp group
 constexpr int kThreads = 32 * kWarps;
-// A loading warp follows the computing warps. On Hopper it stands in a warp group of its own, which gives its
-// registers to the computing one; the launcher reads the block size off the compiled kernel.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr int kBlockThreads = 2 * kThreads;
-#else
-constexpr int kBlockThreads = kThreads + 32;
-#endif
+// Warps that load, a page of each tile each: one warp issues bulk copies too slowly. On Hopper they are a
+// warp group of their own, which gives its registers to the computing one.
+constexpr int kLoaders = kTileTokens / kBlockTokens;
+constexpr int kBlockThreads = kThreads + 32 * kLoaders;
 constexpr int kHalfBytes = kTileTokens * 128;  // a tile lies in columns of 64 elements, 128 bytes a row
 constexpr int kWarpRows = 16;                  // query rows of one tensor-core tile
 constexpr int kMaxRows = kWarps * kWarpRows;
@@ -41,12 +38,13 @@ struct SharedPrefixAttentionParams {
         part_begin;        // [num_requests + 1]: parts of request r are [part_begin[r], part_begin[r + 1])
     float* part_output;    // [max_parts, num_heads, head_dim], unnormalised
     float2* part_max_sum;  // [max_parts, num_heads]: running max (base 2) and sum
-    int32_t* next_work;    // [2], zero before and after
+    int32_t* next_work;    // [2], zero before and after: items claimed after the first ones, blocks done
     int32_t num_requests;  // rows of the merge; those without parts in the plan are skipped
     int32_t max_blocks;
     int32_t num_heads;
     int32_t num_kv_heads;
-    float scale_log2;  // softmax scale times log2(e)
+    int32_t merge_warps;  // of merge_parts_kernel that share a row: a power of two up to kMergeWarps
+    float scale_log2;     // softmax scale times log2(e)
 };
 
 // Waits for the computing warps only.
@@ -54,7 +52,7 @@ __device__ inline void sync_computing() { asm volatile("bar.sync 1, %0;\n" ::"n"
 
 // One work item: an entry for one KV head, with what its threads need to find rows and tokens.
 struct WorkItem {
-    int kv_head;
+    int kv_head;         // -1: no more work
     int representative;  // request whose block table names the blocks of [begin, end); the first member
     int begin;
     int end;
@@ -64,12 +62,12 @@ struct WorkItem {
     int num_rows;  // row r is query head r % group of member r / group
 
     __device__ int first_token() const { return begin / kBlockTokens * kBlockTokens; }
+};
 
-    // Request and part of a member; an entry of one request needs no look-up.
-    __device__ int2 member(const SharedPrefixAttentionParams& p, int index) const {
-        if (num_members == 1) return make_int2(representative, part);
-        return reinterpret_cast<const int2*>(p.members)[first_member + index];
-    }
+// An item as the leading loader hands it to the other warps.
+struct ItemSlot {
+    WorkItem item;
+    int2 members[kMaxRows];  // request, part
 };
 
 __device__ inline WorkItem read_work(const SharedPrefixAttentionParams& p, int work) {
@@ -87,88 +85,25 @@ struct RowSink {
     float* part;
     float2* max_sum;
 
-    __device__ RowSink(const SharedPrefixAttentionParams& p, const WorkItem& item, int row) {
+    __device__ RowSink(const SharedPrefixAttentionParams& p, const ItemSlot& slot, int row) {
         const int group = p.num_heads / p.num_kv_heads;
-        const int2 member = item.member(p, row / group);  // request, part
-        const int head = item.kv_head * group + row % group;
+        const int2 member = slot.members[row / group];  // request, part
+        const int head = slot.item.kv_head * group + row % group;
         const bool whole = member.y < 0;
         output =
             whole ? static_cast<T*>(p.output) + (size_t(member.x) * p.num_heads + head) * kHeadDim : nullptr;
-        const size_t slot = size_t(whole ? 0 : member.y) * p.num_heads + head;
-        part = p.part_output + slot * kHeadDim;
-        max_sum = p.part_max_sum + slot;
+        const size_t index = size_t(whole ? 0 : member.y) * p.num_heads + head;
+        part = p.part_output + index * kHeadDim;
+        max_sum = p.part_max_sum + index;
     }
-    __device__ void store_pair(int dim, float first, float second, float sum) const {
+    __device__ void store_pair(int dim, float first, float second, float inverse_sum) const {
         if (output) {
-            *reinterpret_cast<uint32_t*>(output + dim) = Packed<T>::pack(first / sum, second / sum);
+            *reinterpret_cast<uint32_t*>(output + dim) =
+                Packed<T>::pack(first * inverse_sum, second * inverse_sum);
         } else {
             __stcg(reinterpret_cast<float2*>(part + dim), make_float2(first, second));
         }
     }
 };
-
-// Merges the parts of one request and head: a thread block each, its warps take turns at the parts and a lane
-// has kHeadDim / 32 dims.
-template <typename T, int kHeadDim>
-__global__ void __launch_bounds__(kThreads)
-    merge_parts_kernel(const __grid_constant__ SharedPrefixAttentionParams p) {
-    constexpr int kDims = kHeadDim / 32;
-    constexpr int kInFlight = 4;
-    __shared__ float values[kWarps][kHeadDim];
-    __shared__ float sums[kWarps];
-    const int request = blockIdx.x / p.num_heads, head = blockIdx.x % p.num_heads;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int begin = p.part_begin[request], end = p.part_begin[request + 1];
-#if __CUDA_ARCH__ >= 900
-    cudaTriggerProgrammaticLaunchCompletion();
-    cudaGridDependencySynchronize();
-#endif
-    if (end - begin < 2) return;
-    const float2* max_sum = p.part_max_sum + head;
-    const float* part_output = p.part_output + size_t(head) * kHeadDim + lane * kDims;
-    float top = -INFINITY;
-    for (int part = begin + lane; part < end; part += 32) {
-        top = fmaxf(top, __ldcg(max_sum + size_t(part) * p.num_heads).x);
-    }
-    for (int step = 16; step; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
-    float value[kDims] = {}, sum = 0.0f;
-    for (int first = begin + warp; first < end; first += kWarps * kInFlight) {
-        float2 stats[kInFlight];
-        float2 pairs[kInFlight][kDims / 2];
-#pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-            const int part = min(first + i * kWarps, end - 1);
-            stats[i] = __ldcg(max_sum + size_t(part) * p.num_heads);
-            const float2* source =
-                reinterpret_cast<const float2*>(part_output + size_t(part) * p.num_heads * kHeadDim);
-#pragma unroll
-            for (int d = 0; d < kDims / 2; ++d) pairs[i][d] = __ldcg(source + d);
-        }
-#pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-            const float weight = first + i * kWarps < end ? exp2_fast(stats[i].x - top) : 0.0f;
-            sum += weight * stats[i].y;
-#pragma unroll
-            for (int d = 0; d < kDims / 2; ++d) {
-                value[2 * d] += weight * pairs[i][d].x;
-                value[2 * d + 1] += weight * pairs[i][d].y;
-            }
-        }
-    }
-#pragma unroll
-    for (int d = 0; d < kDims; ++d) values[warp][lane * kDims + d] = value[d];
-    if (lane == 0) sums[warp] = sum;
-    __syncthreads();
-    if (threadIdx.x < kHeadDim) {
-        float total = 0.0f, total_sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) {
-            total += values[w][threadIdx.x];
-            total_sum += sums[w];
-        }
-        static_cast<T*>(p.output)[(size_t(request) * p.num_heads + head) * kHeadDim + threadIdx.x] =
-            Packed<T>::from_float(total / total_sum);
-    }
-}
 
 }  // namespace parrot

@@ -69,6 +69,7 @@ class SharedPrefixAttention:
         self._device = device
         with torch.cuda.device(device):
             self.num_workers = _kernels.shared_prefix_attention_grid(head_dim)
+        self._planner = _core.AttentionPlanner()
         self._allocate_plan(max_parts)
         self._part_output = torch.empty(max_parts, num_heads, head_dim, device=device)
         self._part_max_sum = torch.empty(max_parts, num_heads, 2, device=device)
@@ -114,7 +115,7 @@ class SharedPrefixAttention:
             )
         self._uploaded.synchronize()
         views = self._views
-        self.num_entries, _, self.num_parts = _core.plan_attention(
+        self.num_entries, _, self.num_parts = self._planner.plan(
             block_tables,
             seq_lens,
             views["entries"],
@@ -139,7 +140,10 @@ class SharedPrefixAttention:
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, output: Tensor, scale: float
     ) -> None:
         """Launch on the current stream. query and output [n, heads, head_dim]; caches
-        [num_blocks, 16, kv_heads, head_dim]; all contiguous, float16 or bfloat16, on this device."""
+        [num_blocks, 16, kv_heads, head_dim]; all contiguous, float16 or bfloat16, on this device.
+
+        The kernel launched just before may write the query and blocks of a single request, not a block that
+        two requests share: those are read while it still runs."""
         self._check(query, key_cache, value_cache, output)
         addresses = self._addresses
         self._kernels.shared_prefix_attention(
