@@ -467,3 +467,31 @@ def test_a_session_arrives_anew_when_it_had_nothing_left_to_do(tiny_model: Path)
         assert first == second < third
 
     run(tiny_model, scenario)
+
+
+def test_a_cut_typed_output_ends_its_call_and_what_reads_it_and_stops_the_engine(tiny_model: Path) -> None:
+    typed = write("a", sampling=SamplingBody(choices=("yes", "no"), max_tokens=1))
+    two = prompt_call("two", "Q {{output:a}} then {{output:b}}", typed)
+    reader = prompt_call("reader", "About {{input:a}} {{output:c}}")
+
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(last_word, held=True)
+        session = manager.submit(two, reader)
+        await until(lambda: len(engine.dispatches) == 1)
+        dispatch = engine.dispatches[0]
+        verbs = [type(verb).__name__ for verb in dispatch.verbs]
+        assert verbs == ["Fill", "Generate", "Fill", "Generate"]
+        timing = wire.Timing(1, 1, 1, 1)
+        cut = wire.GenerateDone(dispatch.call_id, 1, "ye", wire.pack_ids([5]), 1, "length", timing)
+        await engine.send(cut)
+        for variable in ("a", "b"):
+            with pytest.raises(errors.TypedOutputFailed, match="'a' was cut by max_tokens = 1") as caught:
+                await manager.get(session, variable)
+            assert caught.value.param == "a"
+        with pytest.raises(errors.UpstreamFailed, match="cut by max_tokens"):
+            await manager.get(session, "c")
+        await until(lambda: wire.Abort((dispatch.call_id,)) in engine.other)
+        assert len(engine.dispatches) == 1
+        manager.check_at_rest()
+
+    run(tiny_model, scenario)
