@@ -387,6 +387,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
     @invariant()
     def holds_each_prefix_once(self) -> None:
         assert len(self.index) == len(set().union(*self.owners.values()))
+        assert (self.index.num_collisions == 0) or self.constant_hash
         self.index.check_invariants()
 
 
