@@ -17,18 +17,26 @@ pytestmark = [
 BLOCK = 16
 
 
-class Batch:
-    """Random requests on a random tree; unused slots and table entries are poisoned."""
+def grow(tree, above, rng, suffix_lens):
+    """(blocks, length) of each request of a tree: a list of (blocks of a node, what is below it: a number of
+    requests or another such list)."""
+    for num_blocks, below in tree:
+        node = above + [object() for _ in range(num_blocks)]
+        if not isinstance(below, int):
+            yield from grow(below, node, rng, suffix_lens)
+            continue
+        for _ in range(below):
+            length = int(rng.choice(suffix_lens))
+            own = [object() for _ in range(-(-length // BLOCK))]
+            yield node + own, len(node) * BLOCK + length
 
-    def __init__(self, seed, heads, kv_heads, head_dim, dtype, groups, suffix_lens):
+
+class Batch:
+    """Random requests on a tree of prefixes; unused slots and table entries are poisoned."""
+
+    def __init__(self, seed, heads, kv_heads, head_dim, dtype, tree, suffix_lens):
         rng = np.random.default_rng(seed)
-        paths = []
-        for prefix_blocks, count in groups:
-            shared = [object() for _ in range(prefix_blocks)]
-            for _ in range(count):
-                length = int(rng.choice(suffix_lens))
-                own = [object() for _ in range(-(-length // BLOCK))]
-                paths.append((shared + own, prefix_blocks * BLOCK + length))
+        paths = list(grow(tree, [], rng, suffix_lens))
         names = list({id(b): b for path, _ in paths for b in path}.values())
         num_blocks = len(names) + 7
         order = rng.permutation(num_blocks)
@@ -79,6 +87,8 @@ TREES = {
     "unequal-groups": [(40, 1), (64, 5), (4, 3), (0, 2), (129, 70)],
     "short-prefix": [(1, 9), (3, 2)],
     "long-prefix": [(2000, 3)],
+    "two-levels": [(60, [(30, 5), (4, 2), (0, 3)]), (5, 4)],
+    "three-levels": [(50, [(20, [(30, 4), (10, 9)]), (6, 3)]), (12, [(70, [(9, 40)])])],
 }
 
 
@@ -99,6 +109,54 @@ def test_equals_float64_attention(tree, heads, kv_heads, head_dim, dtype):
         kernel(batch.query, batch.key_cache, batch.value_cache, output, scale)
         limit = 1e-3 if dtype == torch.float16 else 8e-3
         assert relative_error(output, reference) <= limit, (share, kernel.num_entries, kernel.num_parts)
+
+
+@pytest.mark.parametrize("tree", [[(7, 5)], [(300, 33)], [(40, [(20, 3), (80, 2)])]])
+def test_a_request_may_have_no_token_of_its_own(tree):
+    batch = Batch(5, 32, 8, 128, torch.float16, tree, [0, 0, 3])
+    kernel = make_kernel(batch, 8)
+    kernel.plan(batch.block_tables, batch.seq_lens)
+    output = torch.full_like(batch.query, float("nan"))
+    kernel(batch.query, batch.key_cache, batch.value_cache, output, 0.1)
+    assert relative_error(output, batch.reference(0.1)) <= 1e-3
+
+
+def test_256_requests():
+    batch = Batch(9, 32, 8, 128, torch.float16, [(120, 200), (0, 26), (33, 30)], [1, 2, 70])
+    kernel = make_kernel(batch, 8)
+    kernel.plan(batch.block_tables, batch.seq_lens)
+    output = torch.full_like(batch.query, float("nan"))
+    kernel(batch.query, batch.key_cache, batch.value_cache, output, 0.1)
+    assert relative_error(output, batch.reference(0.1)) <= 1e-3
+
+
+def test_what_the_kernel_ahead_writes_is_seen():
+    batch = Batch(4, 32, 8, 128, torch.float16, [(100, 24)], [64])
+    kernel = make_kernel(batch, 8)
+    kernel.plan(batch.block_tables, batch.seq_lens)
+    keys, values, query = batch.key_cache.clone(), batch.value_cache.clone(), batch.query.clone()
+    last = [(batch.block_tables[r, (n - 1) // BLOCK], (n - 1) % BLOCK) for r, n in enumerate(batch.seq_lens)]
+    blocks, slots = (torch.tensor(x, device="cuda") for x in zip(*last, strict=True))
+    keys[blocks, slots] = values[blocks, slots] = query[:] = float("nan")
+    output = torch.full_like(batch.query, float("nan"))
+    torch.cuda.synchronize()
+    keys[blocks, slots] = batch.key_cache[blocks, slots]
+    query.copy_(batch.query)
+    values[blocks, slots] = batch.value_cache[blocks, slots]
+    kernel(query, keys, values, output, 0.1)
+    assert relative_error(output, batch.reference(0.1)) <= 1e-3
+
+
+def test_launches_that_overlap_do_not_touch_each_other():
+    batch = Batch(6, 32, 8, 128, torch.float16, [(90, 40), (30, 8)], [20, 300])
+    kernel = make_kernel(batch, 8)
+    kernel.plan(batch.block_tables, batch.seq_lens)
+    outputs = [torch.full_like(batch.query, float("nan")) for _ in range(50)]
+    torch.cuda.synchronize()
+    for output in outputs:
+        kernel(batch.query, batch.key_cache, batch.value_cache, output, 0.1)
+    assert relative_error(outputs[0], batch.reference(0.1)) <= 1e-3
+    assert all(torch.equal(outputs[0], other) for other in outputs[1:])
 
 
 @pytest.mark.parametrize("offset", range(1, 18))
