@@ -10,7 +10,9 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,20 +25,24 @@ MATRIX_RATE = 790e12  # FLOP/s that the floor assumes
 BLOCK = 16
 
 
+# A tree of prefixes: (tokens of a node, what is below it: a number of requests or another such tree).
+Tree = tuple[tuple[int, "int | Tree"], ...]
+
+
 @dataclass(frozen=True)
 class Row:
-    """A decode batch: groups of (prefix tokens, requests), and each request's own tokens."""
+    """A decode batch: a tree of prefixes and each request's own tokens."""
 
     heads: int
     kv_heads: int
-    groups: tuple[tuple[int, int], ...]
+    tree: Tree
     suffix: int
+    shape: str
     peer_us: float | None = None  # best stored peer on one H200
 
     @property
     def name(self) -> str:
-        sizes = "+".join(f"{n}x{p}" for p, n in self.groups)
-        return f"{self.heads}/{self.kv_heads} {sizes} +{self.suffix}"
+        return f"{self.heads}/{self.kv_heads} {self.shape} +{self.suffix}"
 
 
 def _grid() -> list[Row]:
@@ -47,14 +53,28 @@ def _grid() -> list[Row]:
         8: [28.7, 31.2, 43.0, 63.5, 55.4, 101, 59.7, 116, 78.9],
     }
     rows = [
-        Row(32, kv, ((prefix, n),), suffix, peers[kv][i])
+        Row(32, kv, ((prefix, n),), suffix, f"{n}x{prefix}", peers[kv][i])
         for kv in (32, 8)
         for i, (n, prefix, suffix) in enumerate(shapes)
     ]
     unequal = tuple((512 * (1 + i), i + 1) for i in range(16))
+    deep = ((3072, ((1024, ((512, 8),) * 4),) * 2),)
     for kv in (32, 8):
-        rows += [Row(32, kv, ((6000, 16),) * 4, 256), Row(32, kv, unequal, 256)]
+        rows.append(Row(32, kv, ((6000, 16),) * 4, 256, "4 groups of 16x6000"))
+        rows.append(Row(32, kv, unequal, 256, "16 unequal groups"))
+        rows.append(Row(32, kv, deep, 256, "64 on 3072, 2x1024, 8x512"))
     return rows
+
+
+def _requests(tree: Tree, above: list[int], suffix: int, blocks: Iterator[int]) -> Iterator[list[int]]:
+    """The blocks of each request; ``blocks`` yields unused ones."""
+    for tokens, below in tree:
+        node = above + [next(blocks) for _ in range(tokens // BLOCK)]
+        if isinstance(below, int):
+            for _ in range(below):
+                yield node + [next(blocks) for _ in range(-(-suffix // BLOCK))]
+        else:
+            yield from _requests(below, node, suffix, blocks)
 
 
 class Problem:
@@ -62,18 +82,10 @@ class Problem:
 
     def __init__(self, row: Row, dtype: torch.dtype, min_bytes: int = 400_000_000) -> None:
         rng = np.random.default_rng(0)
-        paths: list[list[int]] = []
-        lens: list[int] = []
-        next_block = 0
-        for prefix, count in row.groups:
-            shared = list(range(next_block, next_block + prefix // BLOCK))
-            next_block += len(shared)
-            length = prefix // BLOCK * BLOCK + row.suffix
-            for _ in range(count):
-                own = -(-row.suffix // BLOCK)
-                paths.append(shared + list(range(next_block, next_block + own)))
-                next_block += own
-                lens.append(length)
+        paths = list(_requests(row.tree, [], row.suffix, count()))
+        own = -(-row.suffix // BLOCK)
+        lens = [(len(path) - own) * BLOCK + row.suffix for path in paths]
+        next_block = max(map(max, paths)) + 1
         order = rng.permutation(next_block).astype(np.int32)
         self.block_tables = np.full((len(paths), max(map(len, paths))), -1, dtype=np.int32)
         for i, path in enumerate(paths):
@@ -88,10 +100,18 @@ class Problem:
         self.query = torch.randn(len(paths), row.heads, 128, device="cuda", dtype=dtype)
         self.output = torch.full_like(self.query, float("nan"))
         n, hq = len(paths), row.heads
-        shared_tokens = sum(p // BLOCK * BLOCK for p, _ in row.groups) + n * row.suffix
-        self.bytes = 4 * shared_tokens * row.kv_heads * 128 + 2 * 2 * n * hq * 128
+        tokens = (next_block - n * own) * BLOCK + n * row.suffix
+        self.bytes = 4 * tokens * row.kv_heads * 128 + 2 * 2 * n * hq * 128
         self.flops = 4 * int(self.seq_lens.sum()) * hq * 128
         self.floor_us = 1e6 * max(self.bytes / BANDWIDTH, self.flops / MATRIX_RATE)
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second, read and written, of a copy of 2 GiB on the device: stored rows of peers hold where it
+    agrees with theirs."""
+    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2e6 * source.numel() / time_graph([lambda: target.copy_(source)], 10)
 
 
 def time_graph(launches: list[Any], repeats: int) -> float:
@@ -166,6 +186,8 @@ def measure(row: Row, dtype: torch.dtype, repeats: int, **options: Any) -> dict[
 
 def run(quick: bool) -> dict[str, Any]:
     """All rows; prints a table."""
+    bandwidth = copy_bandwidth()
+    print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s (read and written)", flush=True)
     rows = []
     for row in _grid():
         result = measure(row, torch.float16, 10 if quick else 30)
@@ -181,7 +203,12 @@ def run(quick: bool) -> dict[str, Any]:
     prefixed = [r["over_floor"] for r in rows if r["peer_us"] and "x16 " not in r["row"]]
     mean = float(np.exp(np.mean(np.log(prefixed))))
     print(f"geometric mean over the floor, {len(prefixed)} rows with a prefix: {mean:.3f}")
-    return {"device": torch.cuda.get_device_name(), "rows": rows, "geometric_mean_over_floor": round(mean, 3)}
+    return {
+        "device": torch.cuda.get_device_name(),
+        "copy_bandwidth": round(bandwidth),
+        "rows": rows,
+        "geometric_mean_over_floor": round(mean, 3),
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
