@@ -77,8 +77,8 @@ class Tenants {
     std::vector<Waiting> waiting_;  // tenants with queued calls
     Tenant* first_ = nullptr;       // what first() found in `first_pass_`, while nothing has changed since
     uint64_t first_pass_ = 0;
-    double virtual_time_ = 0;       // of the tenant served last, when it was served
-    size_t forget_at_ = 1024;       // so many tenants are known before idle ones are looked for
+    double virtual_time_ = 0;  // of the tenant served last, when it was served
+    size_t forget_at_ = 1024;  // so many tenants are known before idle ones are looked for
 };
 
 }  // namespace parrot::scheduler
