@@ -107,8 +107,8 @@ class Problem:
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second, read and written, of a copy of 2 GiB on the device: stored rows of peers hold where it
-    agrees with theirs."""
+    """Bytes per second, read and written, of a copy of 2 GiB on the device: stored rows of peers hold where
+    it agrees with theirs."""
     source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2e6 * source.numel() / time_graph([lambda: target.copy_(source)], 10)
