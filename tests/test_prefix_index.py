@@ -114,6 +114,15 @@ def test_hashes_of_close_prefixes_and_domains_differ() -> None:
     assert index.num_collisions == 0
 
 
+def test_hashes_of_large_ids_differ_from_those_of_small_ones() -> None:
+    index = PrefixIndex(KEY)
+    prompts = itertools.product((0, 1, 2**21 - 1, 2**21, 2**21 + 1, 2**31 - 1), repeat=4)
+    for owner, prompt in enumerate(prompts, 1):
+        index.add_call(owner, 0, ids(*prompt), ids(1, 2, 3, 4))
+    assert len(index) == 6 + 6**2 + 6**3 + 6**4
+    assert index.num_collisions == 0
+
+
 def test_a_forced_collision_of_many_prefixes_stays_exact() -> None:
     index = PrefixIndex(KEY, constant_hash=True)
     prompts = [ids(i, i + 1, 2 * i) for i in range(60)]

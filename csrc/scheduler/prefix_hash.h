@@ -40,31 +40,22 @@ class PrefixHasher {
     PrefixHasher(const HashKey& key, const PrefixScope& scope) {
         state_ = {key.low ^ 0x736f6d6570736575ULL, key.high ^ 0x646f72616e646f6dULL ^ 0xee,
                   key.low ^ 0x6c7967656e657261ULL, key.high ^ 0x7465646279746573ULL};
-        absorb_field(kModelTag, scope.model);
-        absorb_field(kAdapterTag, scope.adapter);
-        absorb_field(kDomainTag, scope.domain);
+        absorb_field(state_, kModelTag, scope.model);
+        absorb_field(state_, kAdapterTag, scope.adapter);
+        absorb_field(state_, kDomainTag, scope.domain);
     }
 
     void extend(std::span<const int32_t> tokens) {
-        if (tokens.empty()) return;
-        if (mutant("hash_ignores_last_token")) tokens = tokens.first(tokens.size() - 1);
         State state = state_;
-        size_t i = 0;
-        if (num_tokens_ % 2 == 1) absorb(state, pending_ | word_of(tokens[i++]) << 32);
-        for (; i + 1 < tokens.size(); i += 2) {
-            absorb(state, word_of(tokens[i]) | word_of(tokens[i + 1]) << 32);
+        for (size_t i = 0; i < tokens.size();) {
+            if (num_tokens_ % 3 == 0) i += extend_by_words(state, tokens.subspan(i));
+            if (i < tokens.size()) extend_by_token(state, word_of(tokens[i++]));
         }
-        if (i < tokens.size()) pending_ = word_of(tokens[i]);
-        num_tokens_ += tokens.size();
         state_ = state;
     }
 
     // A variable without a value yet stands where its tokens will be.
-    void extend_variable(int64_t variable) {
-        end_run(state_);
-        absorb_field(kVariableTag, variable);
-        num_tokens_ = 0;
-    }
+    void extend_variable(int64_t variable) { insert_field(state_, kVariableTag, variable); }
 
     // Of everything so far; the hash can be extended further.
     Hash128 digest() const {
@@ -78,25 +69,57 @@ class PrefixHasher {
 
   private:
     using State = std::array<uint64_t, 4>;
-    // The top bit, which no pair of token ids has, tells a frame from tokens.
+    // The top bit, which no word of token ids has, tells a frame from tokens.
     static constexpr uint64_t kModelTag = 0x81;
     static constexpr uint64_t kAdapterTag = 0x82;
     static constexpr uint64_t kDomainTag = 0x83;
     static constexpr uint64_t kTokensTag = 0x84;
     static constexpr uint64_t kVariableTag = 0x85;
+    static constexpr uint64_t kLargeTokenTag = 0x86;
 
     static uint64_t frame(uint64_t tag, uint64_t length) { return tag << 56 | length; }
 
+    // Three tokens share a word of 63 bits. Larger ids, which no vocabulary has, are fields by themselves.
+    static constexpr int kTokenBits = 21;
+
     static uint64_t word_of(int32_t token) { return static_cast<uint32_t>(token); }
 
+    // As many whole words of three small tokens as there are; returns the number of tokens.
+    size_t extend_by_words(State& state, std::span<const int32_t> tokens) {
+        size_t i = 0;
+        for (; i + 3 <= tokens.size(); i += 3) {
+            const uint64_t a = word_of(tokens[i]), b = word_of(tokens[i + 1]), c = word_of(tokens[i + 2]);
+            if ((a | b | c) >> kTokenBits != 0) break;
+            absorb(state, a | b << kTokenBits | c << 2 * kTokenBits);
+        }
+        num_tokens_ += i;
+        return i;
+    }
+
+    void extend_by_token(State& state, uint64_t token) {
+        if (token >> kTokenBits != 0) return insert_field(state, kLargeTokenTag, static_cast<int64_t>(token));
+        pending_ |= token << num_tokens_ % 3 * kTokenBits;
+        if (++num_tokens_ % 3 != 0) return;
+        absorb(state, pending_);
+        pending_ = 0;
+    }
+
+    // Ends a run of tokens; what follows is another one.
+    void insert_field(State& state, uint64_t tag, int64_t value) {
+        end_run(state);
+        absorb_field(state, tag, value);
+        pending_ = 0;
+        num_tokens_ = 0;
+    }
+
     void end_run(State& state) const {
-        if (num_tokens_ % 2 == 1) absorb(state, pending_);
+        if (num_tokens_ % 3 != 0) absorb(state, pending_);
         absorb(state, frame(kTokensTag, num_tokens_));
     }
 
-    void absorb_field(uint64_t tag, int64_t value) {
-        absorb(state_, frame(tag, sizeof(value)));
-        absorb(state_, static_cast<uint64_t>(value));
+    static void absorb_field(State& state, uint64_t tag, int64_t value) {
+        absorb(state, frame(tag, sizeof(value)));
+        absorb(state, static_cast<uint64_t>(value));
     }
 
     static void round(State& v) {
@@ -126,7 +149,7 @@ class PrefixHasher {
 
     State state_;
     uint64_t pending_ = 0;     // the even token of an unfinished pair
-    uint64_t num_tokens_ = 0;  // since the last variable
+    uint64_t num_tokens_ = 0;  // of this run
 };
 
 }  // namespace parrot::scheduler
