@@ -12,17 +12,23 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 
-from parrot.kernels.shared_prefix import SharedPrefixAttention, shared_prefix_attention_reference
+from parrot.kernels.shared_prefix import (
+    Implementation,
+    SharedPrefixAttention,
+    shared_prefix_attention_reference,
+)
 
 BANDWIDTH = 4.2e12  # bytes/s that the floor assumes
 MATRIX_RATE = 790e12  # FLOP/s that the floor assumes
 BLOCK = 16
+SCALE = 128**-0.5
 
 
 # A tree of prefixes: (tokens of a node, what is below it: a number of requests or another such tree).
@@ -138,9 +144,7 @@ def time_graph(launches: list[Any], repeats: int) -> float:
     return float(statistics.median(times))
 
 
-def measure(row: Row, dtype: torch.dtype, repeats: int, **options: Any) -> dict[str, Any]:
-    """Time, error and floor of one row."""
-    problem = Problem(row, dtype)
+def _make_kernel(row: Row, problem: Problem, implementation: Implementation) -> SharedPrefixAttention:
     n, blocks = problem.block_tables.shape
     kernel = SharedPrefixAttention(
         max_requests=n,
@@ -149,18 +153,29 @@ def measure(row: Row, dtype: torch.dtype, repeats: int, **options: Any) -> dict[
         num_kv_heads=row.kv_heads,
         head_dim=128,
         device=torch.device("cuda", torch.cuda.current_device()),
+        implementation=implementation,
     )
+    kernel.plan(problem.block_tables, problem.seq_lens)
+    return kernel
+
+
+def _time(kernel: SharedPrefixAttention, problem: Problem, repeats: int) -> float:
+    def launch(keys: torch.Tensor, values: torch.Tensor) -> Any:
+        return lambda: kernel(problem.query, keys, values, problem.output, SCALE)
+
+    return time_graph([launch(keys, values) for keys, values in problem.caches], repeats)
+
+
+def measure(row: Row, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+    """Time, error and floor of one row, and the time of the Triton twin where Triton is."""
+    problem = Problem(row, dtype)
+    kernel = _make_kernel(row, problem, "cuda")
     plan_us = []
     for _ in range(20):
         start = time.perf_counter()
-        kernel.plan(problem.block_tables, problem.seq_lens, **options)
+        kernel.plan(problem.block_tables, problem.seq_lens)
         plan_us.append(1e6 * (time.perf_counter() - start))
-    scale = 128**-0.5
-
-    def launch(keys: torch.Tensor, values: torch.Tensor) -> Any:
-        return lambda: kernel(problem.query, keys, values, problem.output, scale)
-
-    time_us = time_graph([launch(k, v) for k, v in problem.caches], repeats)
+    time_us = _time(kernel, problem, repeats)
     keys, values = problem.caches[-1]
     reference = shared_prefix_attention_reference(
         problem.query.double(),
@@ -168,15 +183,19 @@ def measure(row: Row, dtype: torch.dtype, repeats: int, **options: Any) -> dict[
         values,
         torch.from_numpy(problem.block_tables).cuda(),
         problem.seq_lens.tolist(),
-        scale,
+        SCALE,
     )
     error = ((problem.output.double() - reference).norm() / reference.norm()).item()
+    triton_us = None
+    if find_spec("triton"):
+        triton_us = round(_time(_make_kernel(row, problem, "triton"), problem, repeats), 2)
     return {
         "row": row.name,
         "us": round(time_us, 2),
         "floor_us": round(problem.floor_us, 2),
         "over_floor": round(time_us / problem.floor_us, 3),
         "peer_us": row.peer_us,
+        "triton_us": triton_us,
         "error": float(f"{error:.2e}"),
         "plan_us": round(statistics.median(plan_us), 1),
         "entries": kernel.num_entries,
@@ -192,11 +211,12 @@ def run(quick: bool) -> dict[str, Any]:
     for row in _grid():
         result = measure(row, torch.float16, 10 if quick else 30)
         rows.append(result)
-        peer = f"{result['peer_us']:8.1f}" if result["peer_us"] else "       -"
+        peer, twin = (f"{result[k]:8.1f}" if result[k] else "       -" for k in ("peer_us", "triton_us"))
         print(
             f"{result['row']:<34}{result['us']:9.1f} us  floor {result['floor_us']:7.1f}"
             f"  x{result['over_floor']:5.2f}"
-            f"  best peer {peer}  plan {result['plan_us']:6.1f} us  error {result['error']:.1e}",
+            f"  best peer {peer}  Triton {twin}  plan {result['plan_us']:6.1f} us"
+            f"  error {result['error']:.1e}",
             flush=True,
         )
         torch.cuda.empty_cache()

@@ -64,7 +64,7 @@ class Batch:
         )
 
 
-def make_kernel(batch, kv_heads):
+def make_kernel(batch, kv_heads, **options):
     n, blocks = batch.block_tables.shape
     return SharedPrefixAttention(
         max_requests=n + 3,
@@ -73,6 +73,7 @@ def make_kernel(batch, kv_heads):
         num_kv_heads=kv_heads,
         head_dim=batch.query.shape[2],
         device=torch.device("cuda", torch.cuda.current_device()),
+        **options,
     )
 
 
@@ -109,6 +110,19 @@ def test_equals_float64_attention(tree, heads, kv_heads, head_dim, dtype):
         kernel(batch.query, batch.key_cache, batch.value_cache, output, scale)
         limit = 1e-3 if dtype == torch.float16 else 8e-3
         assert relative_error(output, reference) <= limit, (share, kernel.num_entries, kernel.num_parts)
+
+
+@pytest.mark.parametrize("tree", ["no-sharing", "unequal-groups", "three-levels"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (8, 8, 64)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_triton_twin_equals_float64_attention(tree, heads, kv_heads, head_dim, dtype):
+    pytest.importorskip("triton")
+    batch = Batch(8, heads, kv_heads, head_dim, dtype, TREES[tree], [1, 16, 17, 100, 257])
+    kernel = make_kernel(batch, kv_heads, implementation="triton")
+    kernel.plan(batch.block_tables, batch.seq_lens)
+    output = torch.full_like(batch.query, float("nan"))
+    kernel(batch.query, batch.key_cache, batch.value_cache, output, 0.1)
+    assert relative_error(output, batch.reference(0.1)) <= (1e-3 if dtype == torch.float16 else 8e-3)
 
 
 @pytest.mark.parametrize("tree", [[(7, 5)], [(300, 33)], [(40, [(20, 3), (80, 2)])]])

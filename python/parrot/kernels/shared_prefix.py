@@ -6,6 +6,9 @@ one tree of contexts can be replayed on another; :func:`shared_prefix_attention_
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -14,6 +17,8 @@ from torch import Tensor
 from .. import _core
 
 I32 = npt.NDArray[np.int32]
+Implementation = Literal["cuda", "triton"]
+_Launch = Callable[[Tensor, Tensor, Tensor, Tensor, float], None]
 BLOCK_SIZE = 16
 MAX_ROWS = 64  # query rows of one entry, as the kernel's tile has
 _ENTRY_FIELDS = 8
@@ -44,7 +49,8 @@ def shared_prefix_attention_reference(
 
 
 class SharedPrefixAttention:
-    """The CUDA kernel with its plan buffers, for one model shape on one device.
+    """The kernel with its plan buffers, for one model shape on one device. ``implementation``: the CUDA
+    kernel, or its Triton twin, which needs no nvcc.
 
     Call :meth:`plan` once per step, then the object once per layer. Raises ``ValueError`` for shapes, dtypes
     or devices that do not fit, naming the argument and both values.
@@ -60,21 +66,30 @@ class SharedPrefixAttention:
         head_dim: int,
         device: torch.device,
         max_parts: int = 8192,
+        implementation: Implementation = "cuda",
     ) -> None:
-        from .. import _kernels  # present only where nvcc was found
-
-        self._kernels = _kernels
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.max_requests, self.max_blocks = max_requests, max_blocks
         self._device = device
-        with torch.cuda.device(device):
-            self.num_workers = _kernels.shared_prefix_attention_grid(head_dim)
         self._planner = _core.AttentionPlanner()
         self._allocate_plan(max_parts)
         self._part_output = torch.empty(max_parts, num_heads, head_dim, device=device)
         self._part_max_sum = torch.empty(max_parts, num_heads, 2, device=device)
+        self._launch, self.num_workers = self._choose(implementation)
         self._next_work = torch.zeros(2, dtype=torch.int32, device=device)
         self.num_requests = self.num_entries = self.num_parts = 0
+
+    def _choose(self, implementation: Implementation) -> tuple[_Launch, int]:
+        """The launch of an implementation, and how many entries it works on at once."""
+        if implementation == "triton":
+            from .shared_prefix_triton import num_triton_workers
+
+            return self._launch_triton, num_triton_workers(self._device)
+        from .. import _kernels  # present only where nvcc was found
+
+        self._kernels = _kernels
+        with torch.cuda.device(self._device):
+            return self._launch_cuda, _kernels.shared_prefix_attention_grid(self.head_dim)
 
     def _allocate_plan(self, max_parts: int) -> None:
         """One host buffer and one device buffer with the same layout, so that a plan is one copy."""
@@ -89,11 +104,11 @@ class SharedPrefixAttention:
         self._host = torch.zeros(total, dtype=torch.int32, pin_memory=True)
         self._plan = torch.zeros(total, dtype=torch.int32, device=self._device)
         self._views: dict[str, I32] = {}
-        self._addresses: dict[str, int] = {}
+        self._tensors: dict[str, Tensor] = {}
         start = 0
         for name, size in sizes.items():
             self._views[name] = self._host[start : start + size].numpy()
-            self._addresses[name] = self._plan.data_ptr() + 4 * start
+            self._tensors[name] = self._plan[start : start + size]
             start += size
         self._uploaded = torch.cuda.Event()
 
@@ -145,17 +160,22 @@ class SharedPrefixAttention:
         The kernel launched just before may write the query and blocks of a single request, not a block that
         two requests share: those are read while it still runs."""
         self._check(query, key_cache, value_cache, output)
-        addresses = self._addresses
+        self._launch(query, key_cache, value_cache, output, scale)
+
+    def _launch_cuda(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, output: Tensor, scale: float
+    ) -> None:
+        plan = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
         self._kernels.shared_prefix_attention(
             query=query.data_ptr(),
             key_cache=key_cache.data_ptr(),
             value_cache=value_cache.data_ptr(),
             output=output.data_ptr(),
-            block_tables=addresses["block_tables"],
-            entries=addresses["entries"],
-            num_entries=addresses["num_entries"],
-            members=addresses["members"],
-            part_begin=addresses["part_begin"],
+            block_tables=plan["block_tables"],
+            entries=plan["entries"],
+            num_entries=plan["num_entries"],
+            members=plan["members"],
+            part_begin=plan["part_begin"],
             part_output=self._part_output.data_ptr(),
             part_max_sum=self._part_max_sum.data_ptr(),
             next_work=self._next_work.data_ptr(),
@@ -168,6 +188,31 @@ class SharedPrefixAttention:
             is_bfloat16=query.dtype == torch.bfloat16,
             softmax_scale=scale,
             stream=torch.cuda.current_stream(self._device).cuda_stream,
+        )
+
+    def _launch_triton(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, output: Tensor, scale: float
+    ) -> None:
+        from .shared_prefix_triton import PlanTensors, shared_prefix_attention_triton
+
+        plan = PlanTensors(
+            num_entries=self._tensors["num_entries"],
+            entries=self._tensors["entries"],
+            members=self._tensors["members"],
+            part_begin=self._tensors["part_begin"],
+            block_tables=self._tensors["block_tables"].view(self.max_requests, self.max_blocks),
+            part_output=self._part_output,
+            part_max_sum=self._part_max_sum,
+        )
+        shared_prefix_attention_triton(
+            query,
+            key_cache,
+            value_cache,
+            output,
+            plan,
+            scale,
+            max_rows=MAX_ROWS,
+            num_workers=self.num_workers,
         )
 
     def _check(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, output: Tensor) -> None:
