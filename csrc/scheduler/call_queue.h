@@ -36,11 +36,13 @@ class CallQueue {
     void insert(Call& call);
     void erase(Call& call);
     void set_weight(int64_t tenant, double weight) { tenants_.set_weight(tenant, weight); }
-    // A call of the lane is placed that has `tokens` to compute.
-    void charge(const Lane& lane, double tokens) { tenants_.charge(*lane.tenant, tokens); }
+    // A call that was in the lane is placed; it has `tokens` to compute.
+    void charge(Lane& lane, const QueueKey& key, double tokens) { tenants_.charge(lane, key, tokens, run_); }
 
     size_t size() const { return size_; }
 
+    // A call of schedule(), of one pass or several.
+    void begin_run() { ++run_; }
     void begin_pass();
     // The next call to try; null when none is left that could fit.
     Call* next();
@@ -51,8 +53,8 @@ class CallQueue {
 
     // A call has lost the engine that was kept for it.
     void lost_hold() { look_again_us_ = 0; }
-    // Of the calls that are first in their lane and hold no engine, the one that waits longest, if it was
-    // submitted by `submitted_us` and `may_hold` takes it.
+    // Of the calls that are first in their lane, hold no engine, were passed over in this run and submitted
+    // by `submitted_us`, and that `may_hold` takes: the one that waits longest.
     template <class MayHold>
     Call* longest_waiting(int64_t submitted_us, MayHold may_hold);
 
@@ -80,6 +82,7 @@ class CallQueue {
     PrefixUse use_;
     size_t size_ = 0;
     uint64_t pass_ = 1;
+    uint64_t run_ = 0;
     std::vector<Call*> fresh_;              // and calls that have left since, or their slots' next users
     std::vector<Call*> company_;            // scratch
     FlatMap<uint64_t, int32_t> too_large_;  // in this pass: by chain, the least tokens that did not fit
@@ -93,6 +96,10 @@ Call* CallQueue::longest_waiting(int64_t submitted_us, MayHold may_hold) {
     Call* longest = nullptr;
     int64_t earliest_us = std::numeric_limits<int64_t>::max();
     tenants_.for_each_lane([&](const Lane& lane) {
+        if (!tenants_.is_passed_over(lane, run_)) {
+            earliest_us = submitted_us;  // it may be in the next run
+            return;
+        }
         Call& call = *lane.calls.front().call;
         if (call.held != nullptr) return;
         earliest_us = std::min(earliest_us, call.spec.submit_us);

@@ -1,9 +1,11 @@
 // The engines of one model, with what a search needs of each in flat arrays.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "scheduler/engine.h"
@@ -66,6 +68,17 @@ class EnginePool {
                       const Slots& slots, std::vector<Engine*>& best);
     // Whether some engine can take the calls although it has none of their prefixes.
     bool admits_plainly(const CallShape& calls) const;
+    // A call of a tenant that had so much virtual time was placed in this schedule().
+    void note_placed(double virtual_time, int64_t tenant, uint64_t run) {
+        const std::pair turn(virtual_time, tenant);
+        latest_turn_ = run == placed_run_ ? std::max(latest_turn_, turn) : turn;
+        placed_run_ = run;
+    }
+    // Whether that has happened to a tenant whose turn came later.
+    bool has_placed_after(double virtual_time, int64_t tenant, uint64_t run) const {
+        return run == placed_run_ && std::pair(virtual_time, tenant) < latest_turn_;
+    }
+
     size_t num_queued = 0;  // calls of this model, counted by CallQueue
     int32_t num_holds = 0;  // engines that are held
 
@@ -123,6 +136,8 @@ class EnginePool {
     std::vector<double> excluded_;                  // by row: infinite where a search does not look, else 0
     std::vector<double> scores_;                    // scratch, by row
     std::vector<std::pair<double, Engine*>> best_;  // scratch
+    uint64_t placed_run_ = 0;
+    std::pair<double, int64_t> latest_turn_;
     int32_t num_with_room_ = 0;
     int64_t num_places_ = 0;
     int64_t num_in_flight_ = 0;

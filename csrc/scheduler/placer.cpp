@@ -17,6 +17,7 @@ constexpr size_t kFewChanged = 16;
 std::vector<Placement> Placer::run(int64_t now_us) {
     now_us_ = now_us;
     placements_.clear();
+    queue_.begin_run();
     do {
         run_pass();
     } while (free_left_engines());
@@ -139,10 +140,10 @@ void Placer::commit(const Choice& choice, Reason reason) {
         std::erase(holders_, &call);
     }
     const double takes_us = candidate.queue_us + candidate.prefill_us + candidate.decode_us;
-    const Lane& lane = *call.lane;
+    Lane& lane = *call.lane;
     queue_.erase(call);
     const Residency::Location location = fleet_.admit(call, engine, takes_us, now_us_).location;
-    queue_.charge(lane, call.tokens() - location.prefix_len);
+    queue_.charge(lane, call.key, call.tokens() - location.prefix_len);
     call.decision = choice.decision;
     count(reason);
     Placement placement{call.spec.call_id, engine.id, kNoContext, 0, reason, candidate.score_us};
@@ -178,8 +179,9 @@ void Placer::end_hold(Call& call) {
     queue_.lost_hold();
 }
 
-// The call that waits longest, once over the aging time, has an engine kept free: the one where it would be
-// best off takes nothing more until the call fits; else a stream of smaller calls could keep it out for ever.
+// The call that waits longest, once over the aging time and passed over, has an engine kept free: the one
+// where it would be best off takes nothing more until the call fits; else a stream of smaller calls could
+// keep it out for ever.
 void Placer::hold_an_engine() {
     const auto may_hold = [](const Call& call) {
         const size_t num_engines = call.pool->engines().size();

@@ -6,6 +6,8 @@
 #include <tuple>
 #include <utility>
 
+#include "scheduler/engine_pool.h"
+
 namespace parrot::scheduler {
 
 Lane& Tenants::lane(int64_t id, EnginePool* pool, bool latency) {
@@ -45,10 +47,25 @@ void Tenants::leave(Lane& lane) {
     waiting_.pop_back();
 }
 
-void Tenants::charge(Tenant& tenant, double tokens) {
+void Tenants::charge(Lane& lane, const QueueKey& key, double tokens, uint64_t run) {
+    Tenant& tenant = *lane.tenant;
+    lane.placed_key = lane.placed_run == run ? std::max(lane.placed_key, key) : key;
+    lane.placed_run = run;
+    lane.pool->note_placed(tenant.virtual_time, tenant.id, run);
     first_ = nullptr;
     virtual_time_ = std::max(virtual_time_, tenant.virtual_time);
     tenant.virtual_time += std::max(1.0, tokens) / tenant.weight;
+}
+
+// Room is left; or it went to a tenant whose turn was later; or to a later call of the tenant's own.
+bool Tenants::is_passed_over(const Lane& lane, uint64_t run) const {
+    const Tenant& tenant = *lane.tenant;
+    if (lane.pool->has_room() || lane.pool->has_placed_after(tenant.virtual_time, tenant.id, run))
+        return true;
+    const QueueKey& key = lane.calls.front().key;
+    return std::ranges::any_of(tenant.lanes, [&](const std::unique_ptr<Lane>& other) {
+        return other->pool == lane.pool && other->placed_run == run && key < other->placed_key;
+    });
 }
 
 Tenant* Tenants::first(uint64_t pass) {

@@ -23,6 +23,9 @@ struct Lane {
     OrderedCalls calls;
     uint64_t pass = 0;  // the pass of schedule() that `cursor` is of
     QueueKey cursor;    // the last call that was looked at
+
+    uint64_t placed_run = 0;  // the last schedule() that placed a call of the lane
+    QueueKey placed_key;      // the last in order that it placed
 };
 
 struct Tenant {
@@ -44,8 +47,10 @@ class Tenants {
     // what it did not use is not kept for it.
     void enter(Lane& lane);
     void leave(Lane& lane);
-    // `tokens` of work of the tenant were placed.
-    void charge(Tenant& tenant, double tokens);
+    // A call of the lane, with `tokens` of work, is placed.
+    void charge(Lane& lane, const QueueKey& key, double tokens, uint64_t run);
+    // Whether this schedule() had room for a call that comes after the first one of the lane.
+    bool is_passed_over(const Lane& lane, uint64_t run) const;
 
     // The tenant with queued calls that has had the least for its weight (then the lowest id), of those not
     // set aside in this pass; null if none.
