@@ -102,6 +102,7 @@ void CallQueue::look_at_front(const Lane& lane) {
 
 void CallQueue::begin_pass() {
     ++pass_;
+    turn_ = 0;  // calls for which an engine is held go before all turns
     too_large_.clear();
 }
 
@@ -117,6 +118,7 @@ Call* CallQueue::next() {
             continue;
         }
         best->call->lane->cursor = best->key;
+        turn_ = tenant->virtual_time;
         return best->call;
     }
     return nullptr;

@@ -37,7 +37,9 @@ class CallQueue {
     void erase(Call& call);
     void set_weight(int64_t tenant, double weight) { tenants_.set_weight(tenant, weight); }
     // A call that was in the lane is placed; it has `tokens` to compute.
-    void charge(Lane& lane, const QueueKey& key, double tokens) { tenants_.charge(lane, key, tokens, run_); }
+    void charge(Lane& lane, const QueueKey& key, double tokens) {
+        tenants_.charge(lane, key, tokens, turn_, run_);
+    }
 
     size_t size() const { return size_; }
 
@@ -83,6 +85,7 @@ class CallQueue {
     size_t size_ = 0;
     uint64_t pass_ = 1;
     uint64_t run_ = 0;
+    double turn_ = 0;                       // virtual time of the tenant whose turn it is
     std::vector<Call*> fresh_;              // and calls that have left since, or their slots' next users
     std::vector<Call*> company_;            // scratch
     FlatMap<uint64_t, int32_t> too_large_;  // in this pass: by chain, the least tokens that did not fit

@@ -47,11 +47,11 @@ void Tenants::leave(Lane& lane) {
     waiting_.pop_back();
 }
 
-void Tenants::charge(Lane& lane, const QueueKey& key, double tokens, uint64_t run) {
+void Tenants::charge(Lane& lane, const QueueKey& key, double tokens, double turn, uint64_t run) {
     Tenant& tenant = *lane.tenant;
     lane.placed_key = lane.placed_run == run ? std::max(lane.placed_key, key) : key;
     lane.placed_run = run;
-    lane.pool->note_placed(tenant.virtual_time, tenant.id, run);
+    lane.pool->note_placed(turn, tenant.id, run);
     first_ = nullptr;
     virtual_time_ = std::max(virtual_time_, tenant.virtual_time);
     tenant.virtual_time += std::max(1.0, tokens) / tenant.weight;

@@ -47,8 +47,9 @@ class Tenants {
     // what it did not use is not kept for it.
     void enter(Lane& lane);
     void leave(Lane& lane);
-    // A call of the lane, with `tokens` of work, is placed.
-    void charge(Lane& lane, const QueueKey& key, double tokens, uint64_t run);
+    // A call of the lane, with `tokens` of work, is placed; `turn` is the virtual time that its tenant had
+    // when the decision was its turn.
+    void charge(Lane& lane, const QueueKey& key, double tokens, double turn, uint64_t run);
     // Whether this schedule() had room for a call that comes after the first one of the lane.
     bool is_passed_over(const Lane& lane, uint64_t run) const;
 
