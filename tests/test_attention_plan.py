@@ -229,6 +229,20 @@ def test_bad_input_is_named(tables, lens, options, message):
         Plan(tables, lens, **options)
 
 
+@pytest.mark.parametrize(
+    "option", ["num_kv_heads", "num_workers", "max_rows", "min_shared_tokens", "min_chunk_tokens"]
+)
+def test_the_largest_options_overflow_nothing(option):
+    plan = Plan([[0, 1, 2], [0, 1, 3]], [48, 35], **{option: 2**31 - 1})
+    assert {r: spans[0][0] for r, spans in covered(plan).items()} == {0: 0, 1: 0}
+    assert sorted(spans[-1][1] for spans in covered(plan).values()) == [35, 48]
+
+
+def test_a_request_of_the_largest_length_is_covered_to_its_end():
+    plan = Plan([[0]], [2**31 - 1], block_size=2**31 - 1, min_chunk_tokens=2**31 - 1)
+    assert covered(plan) == {0: [(0, 2**31 - 1)]}
+
+
 def test_buffers_too_small_and_wrong_dtypes_are_refused():
     tables, lens = np.zeros((2, 3), dtype=np.int32), np.array([5, 5], dtype=np.int32)
     buffers = [

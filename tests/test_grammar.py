@@ -90,6 +90,13 @@ def test_an_id_that_does_not_fit_is_an_error_of_the_request(grammars: Grammars, 
         follower.check()
 
 
+@pytest.mark.parametrize("grammar", [Grammar("schema", '{"$ref": "#"}'), Grammar("regex", r"[^\s\S]")])
+def test_what_no_text_satisfies_is_refused_in_plain_words(grammars: Grammars, grammar: Grammar) -> None:
+    with pytest.raises(InvalidRequest, match="no text satisfies it; change or leave out") as error:
+        grammars.compile(grammar).result()
+    assert error.value.param == grammar.kind
+
+
 def test_the_cache_is_bounded_and_keeps_what_is_used(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:

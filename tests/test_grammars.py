@@ -33,6 +33,8 @@ def test_good_grammars_pass(grammar: Grammar) -> None:
         (Grammar("schema", json.dumps({"not": {"type": "string"}})), "not"),
         (Grammar("schema", json.dumps({"not": {}, "x-guidance": {"lenient": True}})), "not"),
         (Grammar("schema", json.dumps({"$ref": "http://example.com/schema"})), "retrieving"),
+        (Grammar("schema", json.dumps({"const": "\ud800"})), "ud800"),
+        (Grammar("schema", json.dumps({"type": "integer", "minimum": 10**300})), "1000"),
         (Grammar("schema", "{"), "not JSON"),
         (Grammar("schema", "[]"), "not a JSON object"),
         (Grammar("choices", "{}"), "not a JSON list"),

@@ -135,7 +135,8 @@ def test_message_contents_are_literal_text(tiny_model: Path) -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"frequency_penalty": 2.5}, "frequency_penalty"),
         ({"presence_penalty": -3}, "presence_penalty"),
-        ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty"),
+        ({"extra_body": {"repetition_penalty": 5e-324}}, "repetition_penalty"),
+        ({"logit_bias": {"9" * 5000: 1}}, f"logit_bias.{'9' * 64}.[key]"),
         ({"extra_body": {"top_k": -2}}, "top_k"),
         ({"extra_body": {"min_p": 2}}, "min_p"),
         ({"extra_body": {"min_tokens": 9}, "max_tokens": 8}, "min_tokens"),
@@ -228,6 +229,28 @@ def test_a_failure_in_a_stream_reaches_the_client_as_an_error(tiny_model: Path) 
         with pytest.raises(openai.APIError, match="the step failed"):
             async for _ in stream:
                 pass
+
+    run(tiny_model, scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_that_the_engine_refuses_is_named_as_the_client_gave_it(
+    tiny_model: Path, stream: bool
+) -> None:
+    async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
+        engine = await manager.add_engine(held=True)
+        request = asyncio.create_task(
+            client.chat.completions.create(  # type: ignore[call-overload]
+                model=model, messages=HELLO, response_format={"type": "json_object"}, stream=stream
+            )
+        )
+        await until(lambda: len(engine.dispatches) == 1)
+        info = wire.ErrorInfo("invalid_request", "schema cannot be enforced: too complex", "schema")
+        await engine.send(wire.CallFailed(engine.dispatches[0].call_id, info))
+        with pytest.raises(openai.APIError, match="response_format: schema cannot be enforced") as caught:
+            async for _ in await request:
+                pass
+        assert caught.value.param == "response_format"
 
     run(tiny_model, scenario)
 

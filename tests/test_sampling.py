@@ -221,10 +221,24 @@ def test_seed_and_position_both_change_the_draw() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_that_is_not_finite_gives_none_and_spares_the_others(bad: float) -> None:
     logits = random_logits(4)
-    rows = [GREEDY, Sampling(temperature=1.0, top_p=0.9, seed=3), GREEDY, Sampling(min_tokens=3, logprobs=2)]
-    expected = sample(logits, rows)
-    logits[0, 4] = bad
-    assert sample(logits, rows) == [None, *expected[1:]]
+    others = [Sampling(temperature=1.0, top_p=0.9, seed=3), GREEDY, Sampling(min_tokens=3, logprobs=2)]
+    for first in (GREEDY, Sampling(temperature=1.0, presence_penalty=0.5, logprobs=1, seed=3)):
+        spoilt = logits.clone()
+        spoilt[0, 4] = bad
+        expected = sample(logits, [first, *others])
+        assert sample(spoilt, [first, *others]) == [None, *expected[1:]]
+
+
+def test_penalties_at_the_ends_of_their_range_give_an_id() -> None:
+    for penalty in (1e-6, 100.0):
+        rows = [
+            Sampling(temperature=t, repetition_penalty=penalty, logit_bias=((3, 100.0),), seed=1)
+            for t in (0.0, 1e-5, 100.0)
+        ]
+        for sampling in rows:
+            check_sampling(sampling, vocab_size=50)
+        states = [state_of(sampling, range(50)) for sampling in rows]
+        assert None not in Sampler().sample(random_logits(3), states, [50] * 3)
 
 
 def test_a_row_without_any_id_that_may_follow_gives_none() -> None:
@@ -270,6 +284,7 @@ def test_a_request_without_a_seed_gets_a_fresh_one() -> None:
         ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"frequency_penalty": -3.0}, "frequency_penalty"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 5e-324}, "repetition_penalty"),
         ({"logprobs": -1}, "logprobs"),
         ({"logit_bias": ((50, 1.0),)}, "logit_bias"),
         ({"logit_bias": ((3, 101.0),)}, "logit_bias"),

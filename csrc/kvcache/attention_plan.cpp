@@ -12,7 +12,9 @@ namespace {
 constexpr int32_t kTileTokens = 64;  // the kernel's pipeline stage: ranges are cut at multiples of it
 constexpr int32_t kEntryCost = 80;   // tokens' worth of time that an entry costs besides its tokens
 
-int32_t ceil_div(int32_t value, int32_t divisor) { return (value + divisor - 1) / divisor; }
+int32_t ceil_div(int32_t value, int32_t divisor) {
+    return static_cast<int32_t>((int64_t{value} + divisor - 1) / divisor);  // any int32 may come as an option
+}
 int32_t num_tiles(int32_t tokens) { return ceil_div(tokens, kTileTokens); }
 
 int64_t entry_time(int32_t tiles) { return static_cast<int64_t>(tiles) * kTileTokens + kEntryCost; }
@@ -185,7 +187,8 @@ void AttentionPlanner::emit_tile(const AttentionSegment& s, int32_t tile, int32_
     const auto [num_entries, tiles] = cut(s);
     for (int32_t k = 0; k < num_entries; ++k) {
         const int32_t begin = s.begin + k * tiles * kTileTokens;
-        const int32_t end = std::min(s.end, begin + tiles * kTileTokens);
+        const int32_t end =
+            s.end - begin <= int64_t{tiles} * kTileTokens ? s.end : begin + tiles * kTileTokens;
         const size_t first_member = plan_.members.size() / 2;
         for (int32_t i = 0; i < count; ++i) {
             const auto request = static_cast<size_t>(members[i]);

@@ -42,7 +42,10 @@ def native_grammar(grammar: Grammar, *, param: str | None = None) -> str:
             return LLMatcher.grammar_from_regex("|".join(_META.sub(r"\\\g<0>", text) for text in choices))
         case "schema":
             schema = _parse(grammar, dict, param)
-            return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_FORM)
+            try:
+                return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_FORM)
+            except ValueError as error:  # half a surrogate pair, an integer of more than 64 bits
+                raise refused(grammar, str(error), param) from None
 
 
 def check_grammar(grammar: Grammar, *, param: str | None = None) -> None:
@@ -56,6 +59,9 @@ def check_grammar(grammar: Grammar, *, param: str | None = None) -> None:
 def refused(grammar: Grammar, reason: str, param: str | None = None) -> InvalidRequest:
     """The error that names the parameter and says what is wrong with its value."""
     name = param or grammar.kind
+    reason = reason.partition("<state>")[0]  # llguidance's own state follows, which says nothing to a client
+    if reason.startswith("NoExtension"):
+        reason = "no text satisfies it"
     reason = " ".join(reason.split())[:_MAX_REASON_CHARS]
     return InvalidRequest(f"{name} cannot be enforced: {reason}; change or leave out {name}", param=name)
 

@@ -137,8 +137,7 @@ class Grammars:
         first = matcher.deep_copy()
         first.compute_bitmask()
         if first.is_error():
-            impossible = first.stop_reason() in ("NoExtension", "NoExtensionBias")
-            raise refused(grammar, "no text satisfies it" if impossible else first.get_error())
+            raise refused(grammar, first.get_error() or first.stop_reason())
         return matcher
 
     def _native_tokenizer(self) -> LLTokenizer:

@@ -37,7 +37,7 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
         "min_p": (0.0, 1.0, "[0, 1]"),
         "presence_penalty": penalty_limits,
         "frequency_penalty": penalty_limits,
-        "repetition_penalty": (np.nextafter(0, 1), 100.0, "(0, 100]"),
+        "repetition_penalty": (1e-6, 100.0, "[1e-6, 100]"),
         "logprobs": (0, vocab_size, f"[0, {vocab_size}]"),
         "prompt_logprobs": (0, vocab_size, f"[0, {vocab_size}]"),
     }.items():
@@ -141,8 +141,8 @@ class Sampler:
         for draw in plan.draws:
             source = shaped[draw.source_rows] if draw.is_shaped else logits[draw.rows].double()
             ids[draw.rows] = draw.ids(source, positions)
-        plan.note(logits, ids)
-        ok = likeliest >= 0
+        ok = (likeliest >= 0) & (ids < logits.shape[1])  # a draw from a NaN ends behind the last id
+        plan.note(logits, torch.where(ok, ids, 0))
         if allowed is not None:
             ok[plan.constrained] &= allowed.any(dim=1)
         return _to_list(torch.where(ok, ids, -1))
@@ -244,11 +244,11 @@ class _Plan:
     def note(self, logits: Tensor, ids: Tensor) -> None:
         """Count the ids that were chosen, and log their probabilities."""
         if len(self._penalised):
-            chosen = ids[self._penalised_rows][:, None].clamp(min=0)
+            chosen = ids[self._penalised_rows][:, None]
             self._counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float64))
         if self._logged:
             logs = [log for i in self._logged if (log := self.states[i].log) is not None]
-            log_batch(logs, logits[self._logged], ids[self._logged].clamp(min=0))
+            log_batch(logs, logits[self._logged], ids[self._logged])
 
 
 @dataclass(slots=True)

@@ -111,7 +111,7 @@ def _finding(item: Any) -> tuple[str, str]:
     """The field that one of pydantic's errors is about, and what is wrong with it."""
     if item["type"] == "json_invalid":
         return "", f"not JSON at character {item['loc'][-1]}: {item['ctx']['error']}"
-    parts = [str(part) for part in item["loc"] if part != "body"]
+    parts = [f"{part:.64}" if isinstance(part, str) else str(part) for part in item["loc"] if part != "body"]
     return ".".join(part for part in parts if not _UNION_MEMBER.match(part)), str(item["msg"])
 
 

@@ -148,11 +148,21 @@ async def _check_grammar(sampling: SamplingBody) -> None:
         await asyncio.to_thread(check_grammar, grammar, param="response_format")
 
 
+def _as_asked(error: errors.ParrotError) -> errors.ParrotError:
+    """An engine's refusal of a schema, named as these routes' clients gave it."""
+    if isinstance(error, errors.InvalidRequest) and error.param == "schema":
+        return errors.InvalidRequest(f"response_format: {error.message}", param="response_format")
+    return error
+
+
 async def _answers(service: Service, singles: Sequence[SingleCall]) -> list[Answer]:
     answers = []
     for single in singles:
         await single.variable.wait()
-        text = single.variable.result()
+        try:
+            text = single.variable.result()
+        except errors.InvalidRequest as error:
+            raise _as_asked(error) from None
         answers.append(Answer(text, single.finish_reason, _likelihoods(service, single.logprobs)))
     return answers
 
@@ -187,7 +197,7 @@ async def _events(
         if with_usage:
             yield _event(wording.usage(_usage(singles)))
     except errors.ParrotError as error:
-        yield _event(ErrorReply(error=error_detail(error.to_info())))
+        yield _event(ErrorReply(error=error_detail(_as_asked(error).to_info())))
     yield "data: [DONE]\n\n"
 
 
