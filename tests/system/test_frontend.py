@@ -63,7 +63,7 @@ def think(question):
     """{{input:question}} Thought: {{output:thought}} Again: {{input:thought}} Answer: {{output:answer}}"""
 
 
-@P.function(outputs=P.Output(max_tokens=400, ignore_eos=True))
+@P.function(outputs=P.Output(max_tokens=1900, ignore_eos=True))
 def ramble(text):
     """{{input:text}} {{output}}"""
 
