@@ -14,6 +14,7 @@ from torch import Tensor
 from paged_sequences import PagedRunner, PagedSequence
 from parrot import _core
 from parrot.config import Backend
+from parrot.engine import model as model_module
 from parrot.engine.batch import PagedKV, StepBatch
 from parrot.engine.model import LlamaModel, choose_backend
 from parrot.errors import ConfigError
@@ -219,3 +220,16 @@ def test_auto_is_native_where_the_kernels_can_compute() -> None:
         assert choose_backend("auto", dtype, device, head_dim) == "torch"
         with pytest.raises(ConfigError, match=f"cannot compute {dtype} with heads of {head_dim} on {device}"):
             choose_backend("native", dtype, device, head_dim)
+
+
+@pytest.mark.parametrize("backend", ["auto", "native", "torch"])
+def test_a_wrong_instruction_set_is_refused_by_name(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cpu_isa() -> str:
+        raise ValueError('PARROT_CPU_ISA = "sse9" is none of scalar, avx2')
+
+    monkeypatch.setattr(model_module, "cpu_isa", cpu_isa)
+    with pytest.raises(ConfigError, match=r"sse9.*unset") as caught:
+        choose_backend(backend, torch.float32, torch.device("cpu"), 64)
+    assert caught.value.param == "PARROT_CPU_ISA"

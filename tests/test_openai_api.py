@@ -15,6 +15,7 @@ import pytest
 
 from manager_harness import Manager, running_manager, serving, until
 from parrot import wire
+from parrot.config import SchedulerConfig
 
 IMPOSSIBLE = {"type": "string", "minLength": 5, "maxLength": 2}
 Scenario = Callable[[Manager, openai.AsyncOpenAI, str], Awaitable[None]]
@@ -231,6 +232,22 @@ def test_a_failure_in_a_stream_reaches_the_client_as_an_error(tiny_model: Path) 
                 pass
 
     run(tiny_model, scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_is_a_429_also_of_a_stream(tiny_model: Path, stream: bool) -> None:
+    async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
+        engine = await manager.add_engine(held=True)
+        with pytest.raises(openai.RateLimitError, match="max_queued = 1") as caught:
+            await client.chat.completions.create(  # type: ignore[call-overload]
+                model=model, messages=HELLO, n=128, stream=stream, max_tokens=200
+            )
+        assert int(caught.value.response.headers["retry-after"]) > 0
+        await until(lambda: not manager.executor.dispatcher.num_busy)
+        assert len(engine.dispatches) < 128
+        manager.check_at_rest()
+
+    run(tiny_model, scenario, scheduler=SchedulerConfig(max_queued=1))
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -94,8 +94,12 @@ def choose_backend(backend: Backend, dtype: torch.dtype, device: torch.device, h
     """``native`` (the kernels of ``csrc/kernels/cpu``) or ``torch``.
 
     ``auto`` is native on a CPU in float32 or bfloat16, unless the kernels know none of its vector
-    instructions or not this head size. Raises :class:`ConfigError`.
+    instructions or not this head size. Raises :class:`ConfigError`, also for a wrong ``PARROT_CPU_ISA``.
     """
+    try:
+        isa = cpu_isa()
+    except ValueError as error:
+        raise ConfigError(f"{error}; correct or unset it", param="PARROT_CPU_ISA") from None
     possible = CpuAttention.supports(head_dim, dtype, device)
     if backend == "native" and not possible:
         raise ConfigError(
@@ -105,7 +109,7 @@ def choose_backend(backend: Backend, dtype: torch.dtype, device: torch.device, h
         )
     if backend != "auto":
         return backend
-    return "native" if possible and cpu_isa() != "scalar" else "torch"
+    return "native" if possible and isa != "scalar" else "torch"
 
 
 def _shape(config: ModelConfig, device: torch.device) -> DecoderShape:

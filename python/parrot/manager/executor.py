@@ -128,7 +128,10 @@ class Executor:
             raise Unavailable(self._no_engine)
         limit = self.config.max_queued_calls
         if self._num_live + num_calls > limit:
-            raise Overloaded(f"{self._num_live} calls are unfinished, the limit is {limit}; try again later")
+            raise Overloaded(
+                f"{self._num_live} calls are unfinished, {num_calls} more would exceed the limit of {limit}; "
+                "try again later, or with fewer calls at once"
+            )
 
     def apply(self, changes: Changes) -> None:
         """Carry out what an event did to a graph; a :meth:`turn` must follow."""

@@ -127,6 +127,11 @@ async def _answer(
         for single in singles:
             service.end_single(single)
 
+    try:
+        _raise_refusals(singles)
+    except errors.ParrotError:
+        end()
+        raise
     if body.stream:
         return _EventStream(_events(service, singles, pieces, wording, with_usage=body.wants_usage), end)
     try:
@@ -146,6 +151,13 @@ async def _check_grammar(sampling: SamplingBody) -> None:
     grammar = make_grammar(sampling)
     if grammar is not None:
         await asyncio.to_thread(check_grammar, grammar, param="response_format")
+
+
+def _raise_refusals(singles: Sequence[SingleCall]) -> None:
+    """Raise the error of a call that ended as it was queued, before a stream has its status."""
+    for single in singles:
+        if single.call.ended:
+            single.variable.result()
 
 
 def _as_asked(error: errors.ParrotError) -> errors.ParrotError:
