@@ -12,6 +12,7 @@ constexpr int32_t kItemRows = 96;           // query rows per KV head of an item
 constexpr int64_t kStateBytes = 256 << 10;  // of an item's queries and sums: an eighth of an L2
 constexpr int32_t kMinSplitTokens = 256;    // of the context of a prefill block
 constexpr int64_t kItemsPerThread = 3;      // that splitting a prefill aims at
+constexpr int32_t kWorkersPerThread = 4;    // that decodes are planned for, see plan_decodes
 constexpr int64_t kTokenCost = 12;          // rows' worth of time that reading a token takes
 
 template <class... Parts>
@@ -84,6 +85,9 @@ class Builder {
         return static_cast<int32_t>(std::clamp<int64_t>(kStateBytes / bytes, 1, shape_.num_kv_heads));
     }
 
+    // The planner takes every entry of a length for equally long, as a GPU does. Here one with many members
+    // is much longer, so the plan is for more workers than there are threads, and these take the entries as
+    // they come, the most expensive first.
     const AttentionPlan& plan_decodes(const std::vector<int32_t>& decodes, int32_t num_head_groups) {
         std::vector<int32_t> tables, lens;
         for (const int32_t i : decodes) {
@@ -94,7 +98,8 @@ class Builder {
         options.block_size = kBlockTokens;
         options.group_size = shape_.group_size();
         options.num_kv_heads = num_head_groups;
-        options.num_workers = options_.num_threads;
+        const bool is_even = options_.num_threads == 1 || decodes.size() == 1;
+        options.num_workers = is_even ? options_.num_threads : kWorkersPerThread * options_.num_threads;
         options.max_rows = std::max(kItemRows, shape_.group_size());
         options.min_shared_tokens = options_.min_shared_tokens;
         options.share = options_.share;
