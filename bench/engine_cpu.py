@@ -132,7 +132,7 @@ class Process:
 
 def run(quick: bool) -> dict[str, Any]:
     """Run every arm that is there; one round of each workload untimed, then the timed rounds."""
-    repeats = 1 if quick else 5
+    repeats = 1 if quick else 3
     arms = _arms(num_physical_cores())
     missing = [arm.name for arm in arms if arm.python is None]
     for name in missing:
