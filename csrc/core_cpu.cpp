@@ -1,4 +1,5 @@
 // Binds what the CPU kernels have in common: instruction set and threads.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -35,25 +36,27 @@ std::vector<int> count_parts(int num_parts, int repeats) {
     return {counts.begin(), counts.end()};
 }
 
-// Reads `size` bytes on `num_threads` threads and returns what their words add up to: for measuring how fast
-// this machine reads.
-uint64_t sum_words(uintptr_t address, uint64_t size, int num_threads) {
-    if (address % 64 != 0 || size % 64 != 0 || num_threads < 1) {
-        throw std::invalid_argument(concat("address = ", address, " and size = ", size,
-                                           " must be multiples of 64, num_threads = ", num_threads,
-                                           " positive"));
+// What the words add up to, read on `num_threads` threads: for measuring how fast this machine reads.
+int64_t sum_words(const py::object& values, int num_threads) {
+    if (!py::isinstance<py::array_t<int64_t, py::array::c_style>>(values)) {
+        throw std::invalid_argument(concat("words = ", std::string(py::str(py::type::of(values))),
+                                           ", expected a C-contiguous numpy array of int64"));
     }
+    if (num_threads < 1 || num_threads > 1024) {
+        throw std::invalid_argument(concat("num_threads = ", num_threads, " is outside [1, 1024]"));
+    }
+    const auto array = py::reinterpret_borrow<py::array_t<int64_t>>(values);
+    const int64_t* words = array.data();
+    const auto size = static_cast<int64_t>(array.size());
+    const py::gil_scoped_release release;
     std::atomic<uint64_t> total{0};
     cpu::parallel(num_threads, [&](int part) {
-        const cpu::Slice lines = cpu::slice_of(static_cast<int64_t>(size / 64), part, num_threads);
-        const auto* words = reinterpret_cast<const uint64_t*>(address);
-        uint64_t sums[8] = {};
-        for (int64_t i = 8 * lines.begin; i < 8 * lines.end; i += 8) {
-            for (int j = 0; j < 8; ++j) sums[j] += words[i + j];
-        }
-        for (const uint64_t sum : sums) total += sum;
+        const cpu::Slice slice = cpu::slice_of(size, part, num_threads);
+        uint64_t sum = 0;
+        for (int64_t i = slice.begin; i < slice.end; ++i) sum += static_cast<uint64_t>(words[i]);
+        total += sum;
     });
-    return total;
+    return static_cast<int64_t>(total.load());
 }
 
 }  // namespace
@@ -66,8 +69,7 @@ void bind_cpu(py::module_& module) {
     module.def("set_cpu_threads", &cpu::set_num_threads, py::arg("num_threads"));
     module.def("count_cpu_parts", &count_parts, py::arg("num_parts"), py::arg("repeats") = 1,
                py::call_guard<py::gil_scoped_release>());
-    module.def("sum_cpu_words", &sum_words, py::arg("address"), py::arg("size"), py::arg("num_threads"),
-               py::call_guard<py::gil_scoped_release>());
+    module.def("sum_cpu_words", &sum_words, py::arg("words"), py::arg("num_threads"));
 }
 
 }  // namespace parrot

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from parrot import _core
@@ -111,3 +112,14 @@ assert _core.count_cpu_parts(4, repeats=100) == [100] * 4
 """
     result = python(program)
     assert result.returncode == 0, result.stderr
+
+
+def test_words_are_summed_on_any_number_of_threads_and_other_arrays_refused() -> None:
+    words = np.arange(-3, 1000)
+    assert [_core.sum_cpu_words(words, threads) for threads in (1, 2, 7)] == [int(words.sum())] * 3
+    assert _core.sum_cpu_words(words[:0], 2) == 0
+    for bad in (words[::2], words.astype(np.int32), [1, 2], 64):
+        with pytest.raises(ValueError, match="words = .*expected a C-contiguous numpy array of int64"):
+            _core.sum_cpu_words(bad, 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_threads = 0"):
+        _core.sum_cpu_words(words, 0)

@@ -129,9 +129,8 @@ def set_cpu_threads(num_threads: int) -> None:
 def count_cpu_parts(num_parts: int, repeats: int = 1) -> list[int]:
     """How often each part ran over ``repeats`` parallel regions of ``num_parts`` (for tests and timing)."""
 
-def sum_cpu_words(address: int, size: int, num_threads: int) -> int:
-    """Sum of the 64-bit words in ``size`` bytes at ``address``, both multiples of 64; for timing how fast
-    memory is read."""
+def sum_cpu_words(words: I64, num_threads: int) -> int:
+    """Sum of ``words``, modulo 2**64; for timing how fast memory is read."""
 
 # A tensor of a caller: address, shape, strides in elements.
 TensorView = tuple[int, Sequence[int], Sequence[int]]
