@@ -119,7 +119,7 @@ def test_words_are_summed_on_any_number_of_threads_and_other_arrays_refused() ->
     assert [_core.sum_cpu_words(words, threads) for threads in (1, 2, 7)] == [int(words.sum())] * 3
     assert _core.sum_cpu_words(words[:0], 2) == 0
     for bad in (words[::2], words.astype(np.int32), [1, 2], 64):
-        with pytest.raises(ValueError, match="words = .*expected a C-contiguous numpy array of int64"):
+        with pytest.raises(ValueError, match=r"words = .*expected a C-contiguous numpy array of int64"):
             _core.sum_cpu_words(bad, 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_threads = 0"):
         _core.sum_cpu_words(words, 0)
