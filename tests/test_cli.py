@@ -13,7 +13,7 @@ import parrot.engine.server
 import parrot.manager.server
 from parrot.cli import main as cli
 from parrot.cli.checks import Check
-from parrot.config import EngineConfig, ManagerConfig
+from parrot.config import EngineConfig, ManagerConfig, SchedulerConfig
 from parrot.manager.supervisor import engine_argv
 
 
@@ -147,3 +147,23 @@ def test_doctor_fails_only_if_something_needed_is_broken(
     assert json.loads(result.output) == [
         {"name": "thing", "status": status, "detail": "as it is", "fix": "do this"}
     ]
+
+
+def test_optimisations_are_switched_off_by_name(
+    monkeypatch: pytest.MonkeyPatch, managers: list[tuple[ManagerConfig, dict[str, Any]]]
+) -> None:
+    names = ("--off", "graph_eviction", "--off", "prefix_affinity", "--max-queued-calls", "7")
+    assert call_main(monkeypatch, "manager", *names) == 0
+    config = managers[0][0]
+    assert config.max_queued_calls == 7
+    assert not config.graph_eviction
+    assert config.scheduler == SchedulerConfig(prefix_affinity=False)
+    assert call_main(monkeypatch, "serve") == 0
+    assert managers[1][0] == ManagerConfig()
+
+
+def test_an_unknown_switch_is_answered_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_main(monkeypatch, "serve", "--off", "magic") != 0
+    assert "--off magic is none of group_placement, prefix_affinity" in capsys.readouterr().err

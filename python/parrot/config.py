@@ -109,7 +109,7 @@ class ManagerConfig:
     max_calls_per_submit: int = 4096
     max_body_bytes: int = 32 * 2**20
     max_value_bytes: int = 8 * 2**20
-    max_queued_calls: int = 100_000
+    max_queued_calls: int = 100_000  # submitted and not finished
     default_max_tokens: int = 256
     graph_eviction: bool = True  # engines are told which contexts the graph needs again, and how soon
     ready_file: Path | None = None
@@ -124,4 +124,5 @@ class ManagerConfig:
         check_range("heartbeat_s", self.heartbeat_s, 0.05, 60)
         check_range("lost_after_s", self.lost_after_s, 2 * self.heartbeat_s, 3600)
         check_range("max_retries", self.max_retries, 0, 100)
+        check_range("max_queued_calls", self.max_queued_calls, 1, 2**31 - 1)
         check_range("default_max_tokens", self.default_max_tokens, 1, 2**20)

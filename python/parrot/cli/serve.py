@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
-from ..config import DEFAULT_MODEL, Backend, DType, EngineConfig, ManagerConfig, check_range
+from ..config import (
+    DEFAULT_MODEL,
+    Backend,
+    DType,
+    EngineConfig,
+    ManagerConfig,
+    SchedulerConfig,
+    check_range,
+)
+from ..errors import ConfigError
+
+_SCHEDULER_SWITCHES = [item.name for item in dataclasses.fields(SchedulerConfig) if item.type == "bool"]
+SWITCHES = [*_SCHEDULER_SWITCHES, "graph_eviction"]
 
 Model = Annotated[str, typer.Option(help="smollm2, a Hugging Face directory, or a GGUF file.")]
 Host = Annotated[str, typer.Option(help="Address of the HTTP API.")]
@@ -21,6 +34,13 @@ EnginePort = Annotated[
     ),
 ]
 SessionIdle = Annotated[float, typer.Option("--session-idle-s", help="A session ends after so long unused.")]
+MaxQueuedCalls = Annotated[
+    int, typer.Option(help="Calls that are submitted and not finished; more are refused with a 429.")
+]
+Off = Annotated[
+    list[str] | None,
+    typer.Option("--off", metavar="NAME", help=f"Do without one of {', '.join(SWITCHES)}; may be repeated."),
+]
 ReadyFile = Annotated[
     Path | None, typer.Option(help="Written as JSON (url, engine_address, pid) once the API answers.")
 ]
@@ -63,6 +83,8 @@ def serve(
     max_batch_tokens: MaxBatchTokens = 512,
     num_threads: NumThreads = None,
     session_idle_s: SessionIdle = 600.0,
+    max_queued_calls: MaxQueuedCalls = 100_000,
+    off: Off = None,
     ready_file: ReadyFile = None,
     parent_pipe: ParentPipe = False,
     verbose: Verbose = False,
@@ -71,12 +93,14 @@ def serve(
 
     More engines can join with `parrot engine --manager tcp://127.0.0.1:PORT`, PORT being the engine port."""
     check_range("engines", engines, 1, 64)
-    manager_config = ManagerConfig(
+    manager_config = _manager_config(
+        off or [],
         model=model,
         host=host,
         port=port,
         engine_port=engine_port,
         session_idle_s=session_idle_s,
+        max_queued_calls=max_queued_calls,
         ready_file=ready_file,
     )
     engine_configs = [
@@ -104,6 +128,8 @@ def manager(
     port: Port = 8642,
     engine_port: EnginePort = 8643,
     session_idle_s: SessionIdle = 600.0,
+    max_queued_calls: MaxQueuedCalls = 100_000,
+    off: Off = None,
     ready_file: ReadyFile = None,
     parent_pipe: ParentPipe = False,
     verbose: Verbose = False,
@@ -111,12 +137,14 @@ def manager(
     """Run a manager alone.
 
     Engines join it with `parrot engine --manager tcp://127.0.0.1:PORT`, PORT being the engine port."""
-    config = ManagerConfig(
+    config = _manager_config(
+        off or [],
         model=model,
         host=host,
         port=port,
         engine_port=engine_port,
         session_idle_s=session_idle_s,
+        max_queued_calls=max_queued_calls,
         ready_file=ready_file,
     )
     _run_manager(config, [], parent_pipe, verbose)
@@ -162,6 +190,15 @@ def engine(
 
     _log_to_stderr(verbose)
     run_engine(config)
+
+
+def _manager_config(off: list[str], **options: Any) -> ManagerConfig:
+    """``options`` without the optimisations named in ``off``; raises :class:`ConfigError` for another name."""
+    for name in off:
+        if name not in SWITCHES:
+            raise ConfigError(f"--off {name} is none of {', '.join(SWITCHES)}", param="off")
+    scheduler = SchedulerConfig(**{name: name not in off for name in _SCHEDULER_SWITCHES})
+    return ManagerConfig(scheduler=scheduler, graph_eviction="graph_eviction" not in off, **options)
 
 
 def _run_manager(
