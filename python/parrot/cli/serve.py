@@ -193,11 +193,12 @@ def engine(
 
 
 def _manager_config(off: list[str], **options: Any) -> ManagerConfig:
-    """``options`` without the optimisations named in ``off``; raises :class:`ConfigError` for another name."""
+    """``options`` without the optimisations named in ``off``; raises :class:`ConfigError` for other names."""
     for name in off:
         if name not in SWITCHES:
             raise ConfigError(f"--off {name} is none of {', '.join(SWITCHES)}", param="off")
-    scheduler = SchedulerConfig(**{name: name not in off for name in _SCHEDULER_SWITCHES})
+    switched: dict[str, Any] = {name: name not in off for name in _SCHEDULER_SWITCHES}
+    scheduler = SchedulerConfig(**switched)
     return ManagerConfig(scheduler=scheduler, graph_eviction="graph_eviction" not in off, **options)
 
 
