@@ -195,6 +195,7 @@ def test_a_step_without_sequences_does_nothing() -> None:
     attention.plan(np.zeros(1, dtype=np.int32), *_EMPTY, 1)
     none, cache = np.zeros((0, 4, 64), dtype=np.float32), np.zeros((1, BLOCK, 2, 64), dtype=np.float32)
     attention.run(view(none), view(cache), view(cache), view(none), 0.1)
+    assert not cache.any()
 
 
 def test_engines_on_several_threads_do_not_mix() -> None:

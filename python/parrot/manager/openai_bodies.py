@@ -7,6 +7,7 @@ believes a parameter was obeyed that was not. Beside OpenAI's own, vLLM's sampli
 from __future__ import annotations
 
 import secrets
+from abc import abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -128,9 +129,9 @@ class OpenAIRequest(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """How many alternatives to log for each id; None: no log-probabilities."""
-        raise NotImplementedError
 
     def samplings(self, max_tokens: int) -> list[SamplingBody]:
         """How each of the n answers is decoded: their seeds are consecutive. The temperature's default is
