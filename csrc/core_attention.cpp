@@ -2,9 +2,9 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "kvcache/attention_plan.h"
 
@@ -46,33 +46,17 @@ py::tuple plan_step(AttentionPlanner& planner, const Int32Array& block_tables, c
                           result.part_begin.empty() ? 0 : result.part_begin.back());
 }
 
-py::tuple plan(const Int32Array& block_tables, const Int32Array& seq_lens, Int32Array& entries,
-               Int32Array& members, Int32Array& part_begin, int32_t group_size, int32_t num_kv_heads,
-               int32_t num_workers, int32_t block_size, int32_t max_rows, int32_t min_shared_tokens,
-               int32_t min_chunk_tokens, bool share) {
-    AttentionPlanner planner;
-    return plan_step(planner, block_tables, seq_lens, entries, members, part_begin, group_size, num_kv_heads,
-                     num_workers, block_size, max_rows, min_shared_tokens, min_chunk_tokens, share);
-}
-
-// Both verbs take the same arguments and fill the same buffers.
-template <class Target, class Function>
-void define(Target& target, const char* name, Function&& function) {
-    target.def(name, std::forward<Function>(function), py::arg("block_tables").noconvert(),
-               py::arg("seq_lens").noconvert(), py::arg("entries").noconvert(),
-               py::arg("members").noconvert(), py::arg("part_begin").noconvert(), py::kw_only(),
-               py::arg("group_size"), py::arg("num_kv_heads"), py::arg("num_workers"),
-               py::arg("block_size") = 16, py::arg("max_rows") = 64, py::arg("min_shared_tokens") = 64,
-               py::arg("min_chunk_tokens") = 128, py::arg("share") = true);
-}
-
 }  // namespace
 
 void bind_attention_plan(py::module_& module) {
-    define(module, "plan_attention", &plan);
-    py::class_<AttentionPlanner> planner(module, "AttentionPlanner");
-    planner.def(py::init<>()).def_property_readonly("num_searches", &AttentionPlanner::num_searches);
-    define(planner, "plan", &plan_step);
+    py::class_<AttentionPlanner>(module, "AttentionPlanner")
+        .def(py::init<>())
+        .def("plan", &plan_step, py::arg("block_tables").noconvert(), py::arg("seq_lens").noconvert(),
+             py::arg("entries").noconvert(), py::arg("members").noconvert(),
+             py::arg("part_begin").noconvert(), py::kw_only(), py::arg("group_size"), py::arg("num_kv_heads"),
+             py::arg("num_workers"), py::arg("block_size") = 16, py::arg("max_rows") = 64,
+             py::arg("min_shared_tokens") = 64, py::arg("min_chunk_tokens") = 128, py::arg("share") = true)
+        .def_property_readonly("num_searches", &AttentionPlanner::num_searches);
 }
 
 }  // namespace parrot

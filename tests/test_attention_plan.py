@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parrot._core import AttentionPlanner, plan_attention
+from parrot._core import AttentionPlanner
 
 BLOCK = 16
 
@@ -23,8 +23,8 @@ class Plan:
         members = np.zeros((65536, 2), dtype=np.int32)
         self.part_begin = np.zeros(len(lens) + 1, dtype=np.int32)
         defaults = {"group_size": 1, "num_kv_heads": 1, "num_workers": 8}
-        plan = plan_attention if planner is None else planner.plan
-        num_entries, num_members, self.num_parts = plan(
+        planner = planner or AttentionPlanner()
+        num_entries, num_members, self.num_parts = planner.plan(
             tables, lens, entries, members, self.part_begin, **(defaults | options)
         )
         self.entries = [
@@ -252,8 +252,8 @@ def test_buffers_too_small_and_wrong_dtypes_are_refused():
     ]
     sizes = {"group_size": 1, "num_kv_heads": 1, "num_workers": 1}
     with pytest.raises(ValueError, match="part_begin has room for 1 int32, the plan needs 3"):
-        plan_attention(tables, lens, *buffers[:2], np.zeros(1, dtype=np.int32), **sizes)
+        AttentionPlanner().plan(tables, lens, *buffers[:2], np.zeros(1, dtype=np.int32), **sizes)
     with pytest.raises(ValueError, match=r"block_tables must be \[n, max_blocks\]"):
-        plan_attention(tables, lens[:1], *buffers, **sizes)
+        AttentionPlanner().plan(tables, lens[:1], *buffers, **sizes)
     with pytest.raises(TypeError):
-        plan_attention(tables.astype(np.int64), lens, *buffers, **sizes)
+        AttentionPlanner().plan(tables.astype(np.int64), lens, *buffers, **sizes)

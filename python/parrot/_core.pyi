@@ -88,27 +88,6 @@ class ContextTree:
     def counters(self) -> dict[str, int]:
         """matched_tokens, forks (opens and forks with a prefix > 0), cow_copies, evicted_blocks."""
 
-def plan_attention(
-    block_tables: I32,
-    seq_lens: I32,
-    entries: I32,
-    members: I32,
-    part_begin: I32,
-    *,
-    group_size: int,
-    num_kv_heads: int,
-    num_workers: int,
-    block_size: int = 16,
-    max_rows: int = 64,
-    min_shared_tokens: int = 64,
-    min_chunk_tokens: int = 128,
-    share: bool = True,
-) -> tuple[int, int, int]:
-    """Plan one decode step of SharedPrefixAttention from ``block_tables`` [n, max_blocks] and ``seq_lens``
-    [n]: requests that name the same physical blocks share them. Fills the caller's buffers ``entries``
-    [., 8], ``members`` [., 2] and ``part_begin`` [>= n + 1] (csrc/kvcache/attention_plan.h) and returns
-    (entries, members, parts) used. Raises ValueError for a bad length or block, or a buffer too small."""
-
 def cpu_isas() -> list[str]:
     """Instruction sets of the CPU kernels that this CPU supports, each with the ones before it: "scalar",
     "avx2", "avx512", "avx512bf16"."""
@@ -173,10 +152,10 @@ class CpuAttention:
         """Rows of partial results that the plan merges."""
 
 class AttentionPlanner:
-    """Plans step after step with the arguments and results of :func:`plan_attention`, which makes a new one
-    each time. While the requests (rows) are the same and only grew, who shares what is not looked for again;
-    the plan is the same. Requests that come to share a block behind all they had at the last search are an
-    exception that no copy-on-write cache makes: each reads it for itself."""
+    """Plans SharedPrefixAttention step after step. While the requests (rows) are the same and only grew, who
+    shares what is not looked for again; the plan is the one of a new planner. Requests that come to share a
+    block behind all they had at the last search are an exception that no copy-on-write cache makes: each
+    reads it for itself."""
 
     def __init__(self) -> None: ...
     def plan(
@@ -195,7 +174,11 @@ class AttentionPlanner:
         min_shared_tokens: int = 64,
         min_chunk_tokens: int = 128,
         share: bool = True,
-    ) -> tuple[int, int, int]: ...
+    ) -> tuple[int, int, int]:
+        """Plan one decode step from ``block_tables`` [n, max_blocks] and ``seq_lens`` [n]: requests that name
+        the same physical blocks share them. Fills the caller's buffers ``entries`` [., 8], ``members``
+        [., 2] and ``part_begin`` [>= n + 1] (csrc/kvcache/attention_plan.h) and returns (entries, members,
+        parts) used. Raises ValueError for a bad length or block, or a buffer too small."""
     @property
     def num_searches(self) -> int:
         """How often the shared structure was looked for."""
