@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
 import torch
@@ -48,7 +48,13 @@ class Engine:
     """Runs calls on one model. Not thread-safe: one thread submits, aborts and steps."""
 
     def __init__(
-        self, runner: ModelRunner, tokenizer: Tokenizer, *, max_batch_size: int, max_batch_tokens: int
+        self,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        *,
+        max_batch_size: int,
+        max_batch_tokens: int,
+        clock: Callable[[], int] = now_us,
     ) -> None:
         self.counters = Counters()
         self.tree = ContextTree(runner.num_blocks, BLOCK_SIZE)
@@ -58,6 +64,7 @@ class Engine:
         self._encoder = PromptEncoder(tokenizer)
         self._max_batch_size = max_batch_size
         self._max_batch_tokens = max_batch_tokens
+        self._clock = clock  # microseconds
         self._grammars = Grammars(tokenizer, self._config.vocab_size)
         self._compiling = CompileQueue(self._grammars)
         self._sampler = Sampler()
@@ -83,7 +90,7 @@ class Engine:
         if dispatch.call_id in self._live:
             raise DuplicateRequest(f"call {dispatch.call_id} is here already", param="call_id")
         try:
-            call = EngineCall(dispatch, now_us())
+            call = EngineCall(dispatch, self._clock())
             self._check_new(call)
             call.check(self._config.vocab_size)
             check_fits(call, self._config.max_positions, self._runner.num_blocks)
@@ -124,7 +131,7 @@ class Engine:
         """Counters and load now."""
         tree, counters, native = self.tree, self.counters, self.tree.counters()
         return EngineStats(
-            clock_us=now_us(),
+            clock_us=self._clock(),
             busy_us=counters.busy_us,
             num_steps=counters.num_steps,
             num_running=len(self._running),
@@ -150,7 +157,7 @@ class Engine:
         if self._live:
             if not self._running and not len(self._waiting):
                 self._compiling.wait()
-            started_us = now_us()
+            started_us = self._clock()
             try:
                 self.counters.hinted_contexts += self.uses.apply(self.tree, self._cached)
                 self._enter_compiled()
@@ -164,7 +171,7 @@ class Engine:
                 for call in list(self._live.values()):
                     self._fail(call, _engine_error(error))
             self.counters.num_steps += 1
-            self.counters.busy_us += now_us() - started_us
+            self.counters.busy_us += self._clock() - started_us
         replies, self._replies = self._replies, []
         return replies
 
@@ -186,7 +193,7 @@ class Engine:
         for call, prefix_len in self._waiting.admit(self._running, room, budget):
             if call.admitted_us == 0:
                 self.counters.cached_tokens += prefix_len
-            call.admitted(prefix_len, now_us())
+            call.admitted(prefix_len, self._clock())
             insort(self._running, call, key=attrgetter("order"))
             self._reply_progress(call)  # an empty context has nothing to wait for
 
@@ -260,7 +267,7 @@ class Engine:
             self._fail(call, EngineError("the model gave logits that are not finite numbers"))
             return
         try:
-            text, reason = call.accept(output, token_id, now_us())
+            text, reason = call.accept(output, token_id, self._clock())
         except InvalidRequest as error:
             self._fail(call, error)
             return
@@ -272,7 +279,7 @@ class Engine:
     def _end_output(self, call: EngineCall, output: Output, reason: FinishReason) -> None:
         """Reply to a Generate and enter the next verbs; the context is cut to the ids that stay."""
         num_computed = call.num_computed
-        self._replies.append(call.finish_output(output, reason, self._encode_rest, now_us()))
+        self._replies.append(call.finish_output(output, reason, self._encode_rest, self._clock()))
         self.free_contexts(call.advance(self._tokenizer.decode, self._tokenizer.eos_ids))
         if call.num_computed < num_computed:
             self.tree.truncate(call.context_id, call.num_computed)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -21,7 +20,7 @@ from ..errors import EngineLost, ErrorInfo, InternalError, ParrotError
 from ..tokenizer import EncodedPrompt, Piece
 from .application import Application
 from .call import Call, CallState, Step
-from .clock import now_us
+from .clock import now_s, now_us
 from .engines import Engine, EngineRegistry
 from .prompts import CallPrompt, Limits, PromptBuilder, assemble, num_chars
 from .runs import Run, num_new_tokens
@@ -178,8 +177,8 @@ class Dispatcher:
 
     def turn(self) -> None:
         """Encode what is ready, place it, send it."""
-        started = time.monotonic()
-        while self._to_encode and time.monotonic() - started < _SLICE_S:
+        started = now_s()
+        while self._to_encode and now_s() - started < _SLICE_S:
             self._encode(self._to_encode.popleft())
         if self._to_encode and self._held_since is None:
             self._held_since = started

@@ -10,22 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from .. import wire
 from ..api import EngineView
 from ..config import ManagerConfig
-from ..errors import PortInUse
-from .clock import ClockOffset, now_us
+from .clock import ClockOffset, now_s, now_us
+from .engine_socket import EngineSocket, RouterSocket
 
 log = logging.getLogger(__name__)
-_MAX_FRAME_BYTES = 256 * 2**20
 _MAX_INVITED = 4096
 _HUNG_AFTER_LOSSES = 3  # times the silence after which an engine is lost
 
@@ -38,7 +34,7 @@ class Engine:
     identity: bytes  # routing id of its DEALER
     registration: wire.Register
     manager_id: str  # what its heartbeats say
-    last_seen: float  # time.monotonic()
+    last_seen: float  # clock.now_s()
     clock: ClockOffset = field(default_factory=ClockOffset)
     stats: wire.EngineStats | None = None
     alive: bool = True
@@ -82,9 +78,10 @@ class EngineEvents(Protocol):
 
 
 class EngineRegistry:
-    """Binds the socket at construction (inside a running loop); :meth:`close` ends it within 2 s."""
+    """Binds a socket at construction (inside a running loop), unless it is given one to use; :meth:`close`
+    ends it within 2 s."""
 
-    def __init__(self, config: ManagerConfig) -> None:
+    def __init__(self, config: ManagerConfig, socket: EngineSocket | None = None) -> None:
         self._config = config
         self._events: EngineEvents | None = None
         self._manager_id = secrets.token_hex(8)
@@ -96,33 +93,8 @@ class EngineRegistry:
         self._next_id = 1
         self._tasks: list[asyncio.Task[None]] = []
         self.num_dropped_frames = 0
-        self._context = zmq.asyncio.Context()
-        self._socket = self._bind()
-        self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-
-    def _bind(self) -> zmq.asyncio.Socket:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        socket.setsockopt(
-            zmq.SNDHWM, 0
-        )  # bounded by what the scheduler admits; a full queue would lose a call
-        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
-        host = "127.0.0.1" if self._config.engine_host == "localhost" else self._config.engine_host
-        if ":" in host:
-            socket.setsockopt(zmq.IPV6, 1)
-            host = f"[{host}]"
-        address = f"tcp://{host}:{self._config.engine_port or '*'}"
-        try:
-            socket.bind(address)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise PortInUse(
-                f"cannot listen for engines on {address}: {error}; choose another engine_port, or 0",
-                param="engine_port",
-            ) from None
-        return socket
+        self._socket: EngineSocket = socket or RouterSocket(config.engine_host, config.engine_port)
+        self.address = self._socket.address
 
     def start(self, events: EngineEvents) -> None:
         """Begin to receive and to send heartbeats."""
@@ -141,7 +113,7 @@ class EngineRegistry:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._context.destroy(linger=0)
+        self._socket.close()
 
     @property
     def alive(self) -> list[Engine]:
@@ -161,7 +133,7 @@ class EngineRegistry:
 
     def has_hung(self, pid: int) -> bool:
         """Whether the engine of this process was lost so long ago that it will not come back by itself."""
-        latest = time.monotonic() - _HUNG_AFTER_LOSSES * self._config.lost_after_s
+        latest = now_s() - _HUNG_AFTER_LOSSES * self._config.lost_after_s
         return any(
             engine.registration.pid == pid and not engine.alive and engine.last_seen < latest
             for engine in self._engines.values()
@@ -182,15 +154,11 @@ class EngineRegistry:
         return False
 
     def _send_frame(self, identity: bytes, message: wire.ToEngine) -> bool:
-        # A send with NOBLOCK has ended, well or not, when it returns.
-        sent = asyncio.ensure_future(
-            self._socket.send_multipart([identity, wire.encode(message)], flags=zmq.NOBLOCK)
-        )
-        return sent.done() and sent.exception() is None
+        return self._socket.send(identity, wire.encode(message))
 
     async def _receive_loop(self) -> None:
         while True:
-            parts = await self._socket.recv_multipart()
+            parts = await self._socket.receive()
             try:
                 self._receive(parts)
             except wire.WireError as error:
@@ -213,7 +181,7 @@ class EngineRegistry:
             self._invite(identity, message.epoch)
             return
         engine.identity = identity
-        engine.last_seen = time.monotonic()
+        engine.last_seen = now_s()
         if isinstance(message, wire.Goodbye):
             self._lose(engine, f"it left: {message.reason}", level=logging.INFO)
             return
@@ -235,7 +203,7 @@ class EngineRegistry:
         known = self._by_epoch.get(message.epoch)
         if known is not None:
             known.identity = identity
-            known.last_seen = time.monotonic()
+            known.last_seen = now_s()
             self._send_frame(identity, wire.Ping(known.manager_id))
             return
         refusal = self._refusal(message)
@@ -249,7 +217,7 @@ class EngineRegistry:
         if previous is not None and previous.alive:
             self._lose(previous, "a new process registered under its name")
         manager_id = self._invited.pop(message.epoch, self._manager_id)
-        engine = Engine(self._next_id, identity, message, manager_id, time.monotonic())
+        engine = Engine(self._next_id, identity, message, manager_id, now_s())
         self._next_id += 1
         self._engines[message.name] = engine
         self._by_epoch[message.epoch] = engine
@@ -265,10 +233,10 @@ class EngineRegistry:
         return self._events.admits_engine(message) if self._events is not None else None
 
     async def _heartbeat_loop(self) -> None:
-        expected = time.monotonic()
+        expected = now_s()
         while True:
             await asyncio.sleep(self._config.heartbeat_s)
-            now = time.monotonic()
+            now = now_s()
             stall = now - expected - self._config.heartbeat_s
             expected = now
             for engine in list(self._by_epoch.values()):

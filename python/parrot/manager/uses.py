@@ -7,12 +7,12 @@ session may spend a twentieth of the loop's time on it; what it has to say waits
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .. import wire
 from .call import Call, CallState, InputPart, Part, TextPart
+from .clock import now_s
 from .prompt_trie import PromptTrie
 from .prompts import PromptBuilder
 from .runs import Run
@@ -112,13 +112,13 @@ class ContextUses:
         """By engine, what has changed since it was told."""
         news: dict[int, list[tuple[wire.ContextId, Use]]] = {}
         for session_id, session in list(self._stale.items()):
-            started = time.monotonic()
+            started = now_s()
             if started < session.rests_until:
                 continue
             del self._stale[session_id]
             for context_id, context, use in self._changed(session):
                 news.setdefault(context.engine_id, []).append((context_id, use))
-            ended = time.monotonic()
+            ended = now_s()
             session.rests_until = ended + _REST * (ended - started)
         return {engine_id: _message(rows) for engine_id, rows in news.items()}
 
