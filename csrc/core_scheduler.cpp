@@ -125,6 +125,8 @@ void bind_scheduler_class(py::module_& module) {
              "per_prefill_token_us"_a, "per_kv_token_us"_a, "capacity_tokens"_a, "max_batch_size"_a,
              "model"_a = 0)
         .def("remove_engine", &Scheduler::remove_engine, "engine_id"_a)
+        .def("set_paused", &Scheduler::set_paused, "engine_id"_a, "paused"_a)
+        .def("set_slowdown", &Scheduler::set_slowdown, "engine_id"_a, "slowdown"_a)
         .def("submit", &submit, "call_id"_a, py::kw_only(), "app_id"_a, "app_arrival_us"_a, "now_us"_a,
              "domain"_a, "latency"_a, "group_id"_a, "depth"_a, "token_ids"_a, "boundaries"_a,
              "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0, "tenant"_a = py::none())

@@ -76,7 +76,9 @@ class Story:
                 self.contexts += [(engine, context)] if context else []
         elif event < 0.93 and self.queued:
             self.driver.scheduler.cancel(self.queued.pop(int(self.rng.integers(len(self.queued)))))
-        elif event < 0.97 and self.queued + list(self.running):
+        elif event < 0.95:
+            self.disturb()
+        elif event < 0.98 and self.queued + list(self.running):
             known = self.queued + sorted(self.running)
             self.driver.scheduler.set_objective(
                 known[int(self.rng.integers(len(known)))],
@@ -88,6 +90,14 @@ class Story:
             engine, context = self.contexts.pop(int(self.rng.integers(len(self.contexts))))
             if engine in self.driver.costs:
                 self.driver.scheduler.forget_context(engine, context, int(self.rng.integers(0, 160)))
+
+    def disturb(self) -> None:
+        """An engine is paused, goes on, or changes its pace."""
+        engine = sorted(self.driver.costs)[int(self.rng.integers(len(self.driver.costs)))]
+        if self.rng.random() < 0.5:
+            self.driver.scheduler.set_slowdown(engine, float(self.rng.uniform(0.5, 8)))
+        else:
+            self.driver.scheduler.set_paused(engine, bool(self.rng.random() < 0.4))
 
     def lose_an_engine(self) -> None:
         engine = sorted(self.driver.costs)[int(self.rng.integers(len(self.driver.costs)))]

@@ -14,8 +14,11 @@ struct Engine {
     EngineId id = 0;
     int32_t slot = 0;  // dense, for arrays by engine; used again after removal
     EnginePool* pool = nullptr;
-    uint32_t row = 0;  // in the pool
-    CostModel cost;
+    uint32_t row = 0;    // in the pool
+    CostModel cost;      // of now: `measured` times `slowdown`
+    CostModel measured;  // when it joined
+    double slowdown = 1;
+    bool paused = false;             // takes no calls; those it has go on
     int64_t bound = 0;               // of mixed tokens: what it may hold beside a latency-bound call
     int64_t pace_ns = 0;             // one step of a typical batch, to compare engines of unequal speed
     std::vector<Call*> calls;        // in flight, in no order
@@ -31,6 +34,8 @@ struct Engine {
     bool changed = false;         // its room has grown since the last schedule()
 
     int32_t batch() const { return static_cast<int32_t>(calls.size()); }
+    // Nothing enters but a call that it is held for.
+    bool is_closed() const { return paused || held_for != nullptr; }
     // On average a call in flight has generated half of what it may.
     double kv_tokens() const {
         return static_cast<double>(load_tokens) - static_cast<double>(new_tokens) / 2;
@@ -41,7 +46,7 @@ struct Engine {
 
     // Whether some call may enter.
     bool has_room() const {
-        if (held_for != nullptr) return false;
+        if (is_closed()) return false;
         return calls.empty() || (batch() < cost.max_batch_size && load_tokens < cost.capacity_tokens);
     }
 

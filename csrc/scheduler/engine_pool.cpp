@@ -28,10 +28,24 @@ void EnginePool::Rows::for_each(Visit visit) {
 void EnginePool::add(Engine& engine) {
     engine.pool = this;
     engine.bound = std::min(options_.latency_capacity_tokens, engine.cost.capacity_tokens);
-    engine.pace_ns = std::llround(engine.cost.step_us(16, 16 * 512) * 1000);
+    set_pace(engine);
     engines_.insert(std::ranges::lower_bound(engines_, engine.id, {}, &Engine::id), &engine);
     rebuild();
     mark_changed(engine);
+}
+
+void EnginePool::set_slowdown(Engine& engine, double slowdown) {
+    engine.slowdown = slowdown;
+    engine.cost.base_us = engine.measured.base_us * slowdown;
+    engine.cost.per_sequence_us = engine.measured.per_sequence_us * slowdown;
+    engine.cost.per_prefill_token_us = engine.measured.per_prefill_token_us * slowdown;
+    engine.cost.per_kv_token_us = engine.measured.per_kv_token_us * slowdown;
+    set_pace(engine);
+    refresh(engine);
+}
+
+void EnginePool::set_pace(Engine& engine) {
+    engine.pace_ns = std::llround(engine.cost.step_us(16, 16 * 512) * 1000);
 }
 
 void EnginePool::remove(Engine& engine) {
@@ -231,7 +245,7 @@ double EnginePool::keep_admissible(const CallShape& calls, bool admissible, size
     double lowest = kInadmissible;
     if (!admissible) {
         for (size_t row = begin; row < end; ++row) {
-            if (engines_[row]->held_for != nullptr) scores[row] = kInadmissible;
+            if (engines_[row]->is_closed()) scores[row] = kInadmissible;
             lowest = std::min(lowest, scores[row]);
         }
         return lowest;

@@ -43,9 +43,11 @@ class EnginePool {
 
     void add(Engine& engine);
     void remove(Engine& engine);
+    // Its steps take so many times what was measured when it joined.
+    void set_slowdown(Engine& engine, double slowdown);
     std::span<Engine* const> engines() const { return engines_; }  // ascending by id
 
-    // To be called after every change of an engine's calls, prefill or hold.
+    // To be called after every change of an engine's calls, prefill, pause or hold.
     void refresh(Engine& engine);
     // The engine's room has grown, or may have.
     void mark_changed(Engine& engine);
@@ -116,6 +118,7 @@ class EnginePool {
         int64_t load_ns = 0;
     };
 
+    static void set_pace(Engine& engine);
     Share share_of(const Engine& engine) const;
     void rebuild();
     void write_row(const Engine& engine);

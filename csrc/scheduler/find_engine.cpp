@@ -19,8 +19,7 @@ void EngineFinder::evaluate(const CallSet& calls, int64_t now_us, bool admissibl
     const std::span<Engine* const> all = calls.pool->engines();
     if (all.size() <= kFewEngines || options_.full_scan) {
         for (Engine* engine : all) {
-            if (admissible || engine->held_for == nullptr)
-                found.push_back(evaluate_one(calls, *engine, now_us));
+            if (admissible || !engine->is_closed()) found.push_back(evaluate_one(calls, *engine, now_us));
         }
         return;
     }
@@ -146,7 +145,7 @@ double EngineFinder::crowding_of(const CallSet& calls, const Engine& engine) con
 }
 
 bool EngineFinder::is_admissible(const CallSet& calls, const Engine& engine, const Overlap& overlap) const {
-    if (engine.held_for != nullptr && engine.held_for != calls.only) return false;
+    if (engine.paused || (engine.held_for != nullptr && engine.held_for != calls.only)) return false;
     if (engine.batch() + calls.num_calls > engine.cost.max_batch_size) return false;
     if (engine.calls.empty() && calls.num_calls == 1) return true;
     const int64_t tokens = calls.prompt_tokens + calls.new_tokens;

@@ -28,7 +28,7 @@ Engine& Fleet::add(EngineId id, int64_t model, const CostModel& cost) {
     Engine& engine = *by_slot_[static_cast<size_t>(slot)];
     engine.id = id;
     engine.slot = slot;
-    engine.cost = cost;
+    engine.cost = engine.measured = cost;
     *entry = &engine;
     pool(model).add(engine);
     return engine;

@@ -18,6 +18,7 @@ constexpr int64_t kMaxTokens = int64_t{1} << 40;
 constexpr int64_t kMaxCallTokens = (int64_t{1} << 30) - 1;  // of a prompt, and of an answer
 constexpr int64_t kMaxQueued = int64_t{1} << 31;
 constexpr double kMaxCostUs = 1e9;
+constexpr double kMaxSlowdown = 1e4;
 constexpr double kMinWeight = 1e-6;
 constexpr double kMaxWeight = 1e6;
 
@@ -81,6 +82,21 @@ std::vector<CallId> Scheduler::remove_engine(EngineId engine_id) {
     for (const CallId call_id : lost) drop(call(call_id));
     fleet_.remove(gone);
     return lost;
+}
+
+void Scheduler::set_paused(EngineId engine_id, bool paused) {
+    Engine& changed = engine(engine_id);
+    if (changed.paused == paused) return;
+    if (changed.held_for != nullptr) placer_.end_hold(*changed.held_for);
+    changed.paused = paused;
+    changed.pool->refresh(changed);
+    if (!paused) changed.pool->mark_changed(changed);
+}
+
+void Scheduler::set_slowdown(EngineId engine_id, double slowdown) {
+    require_number("slowdown", slowdown, 1 / kMaxSlowdown, kMaxSlowdown);
+    Engine& changed = engine(engine_id);
+    changed.pool->set_slowdown(changed, slowdown);
 }
 
 void Scheduler::submit(const CallSpec& spec, std::span<const int32_t> token_ids,

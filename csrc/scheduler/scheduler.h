@@ -29,6 +29,11 @@ class Scheduler {
     // The engine is gone; returns its calls in flight, which leave the scheduler, in ascending order.
     std::vector<CallId> remove_engine(EngineId engine_id);
 
+    // A paused engine takes no more calls; those it has go on.
+    void set_paused(EngineId engine_id, bool paused);
+    // The engine's steps take `slowdown` times what its cost model says, until told otherwise.
+    void set_slowdown(EngineId engine_id, double slowdown);
+
     // Throws QueueFull when as many calls are queued, of all tenants or of this one, as may be.
     void submit(const CallSpec& spec, std::span<const int32_t> token_ids,
                 std::span<const int32_t> boundaries);

@@ -85,7 +85,7 @@ void Shortlist::add_holders(const CallSet& calls, int64_t now_us, bool admissibl
             for (const int32_t slot : slots) holders_.push_back(fleet_.at_slot(slot));
         }
         for (Engine* engine : holders_) {
-            const bool counts = admissible ? engine->has_room() : engine->held_for == nullptr;
+            const bool counts = admissible ? engine->has_room() : !engine->is_closed();
             if (counts && is_new(*engine)) found_.push_back(engine);
         }
     }

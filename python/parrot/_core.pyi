@@ -327,6 +327,10 @@ class Scheduler:
         batch + per_prefill_token * prefill + per_kv_token * KV tokens``."""
     def remove_engine(self, engine_id: int) -> list[int]:
         """The engine is gone: forget its contexts; return its calls in flight, which leave the scheduler."""
+    def set_paused(self, engine_id: int, paused: bool) -> None:
+        """A paused engine takes no more calls; those that it has go on."""
+    def set_slowdown(self, engine_id: int, slowdown: float) -> None:
+        """The engine's steps take ``slowdown`` times what its cost model says, until told otherwise."""
     def submit(
         self,
         call_id: int,

@@ -20,6 +20,8 @@ _EVENTS = frozenset(
     {
         "add_engine",
         "remove_engine",
+        "set_paused",
+        "set_slowdown",
         "submit",
         "set_objective",
         "set_tenant_weight",

@@ -1,0 +1,90 @@
+"""Engines that are slower than they said, or take no more calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_harness import Cost, Driver, text
+
+
+def test_a_paused_engine_takes_nothing_and_what_it_has_goes_on() -> None:
+    driver = Driver.with_engines([Cost(), Cost()])
+    driver.submit(1)
+    assert driver.engines_of() == {1: 0}
+    driver.scheduler.set_paused(0, True)
+    for call_id in range(2, 6):
+        driver.submit(call_id)
+    assert set(driver.engines_of().values()) == {1}
+    driver.finish(1)
+    driver.scheduler.set_paused(0, False)
+    driver.submit(6)
+    assert driver.engines_of() == {6: 0}
+
+
+def test_calls_wait_while_every_engine_is_paused_and_go_when_one_is_not() -> None:
+    driver = Driver.with_engines([Cost()])
+    driver.scheduler.set_paused(0, True)
+    driver.submit(1)
+    assert driver.schedule() == {}
+    assert driver.schedule(now=60_000_000) == {}
+    driver.scheduler.set_paused(0, False)
+    assert driver.engines_of(now=61_000_000) == {1: 0}
+
+
+def test_a_prefix_does_not_draw_a_call_to_a_paused_engine() -> None:
+    driver = Driver.with_engines([Cost(), Cost()])
+    prompt = text(1, 6000)
+    driver.submit(1, prompt)
+    driver.schedule()
+    driver.finish(1, context=11, tokens=6050)
+    driver.scheduler.set_paused(0, True)
+    driver.submit(2, prompt)
+    assert driver.engines_of() == {2: 1}
+
+
+@pytest.mark.parametrize("full_scan", [False, True])
+def test_an_engine_that_is_held_and_then_paused_is_held_no_more(full_scan: bool) -> None:
+    driver = Driver.with_engines(
+        [Cost(capacity_tokens=1000), Cost(capacity_tokens=1000)], full_scan=full_scan
+    )
+    for call_id in (1, 2):
+        driver.submit(call_id, text(call_id, 500), new=100)
+    assert len(driver.schedule()) == 2
+    driver.submit(3, text(3, 700), new=100)
+    assert driver.schedule() == {}
+    driver.submit(4, text(4, 50), new=10, now=1)
+    driver.schedule(now=1)
+    driver.schedule(now=20_000_000)  # the big call has waited too long: an engine is kept free for it
+    assert driver.scheduler.counters()["holds"] == 1
+    for engine_id in (0, 1):
+        driver.scheduler.set_paused(engine_id, True)
+    driver.scheduler.check_invariants()
+    for call_id in (1, 2):
+        driver.finish(call_id, now=21_000_000)
+    assert driver.schedule(now=21_000_000) == {}
+    driver.scheduler.set_paused(1, False)
+    assert driver.engines_of(now=22_000_000)[3] == 1
+
+
+def test_new_calls_avoid_an_engine_that_has_become_slow() -> None:
+    driver = Driver.with_engines([Cost(), Cost()])
+    driver.scheduler.set_slowdown(0, 20)
+    for call_id in range(1, 9):
+        driver.submit(call_id)
+    placed = list(driver.engines_of().values())
+    assert placed.count(1) >= 7
+    driver.scheduler.set_slowdown(0, 1)
+    for call_id in range(9, 17):
+        driver.submit(call_id)
+    assert list(driver.engines_of().values()).count(0) >= 5
+
+
+def test_a_slowdown_out_of_range_and_unknown_engines_are_refused() -> None:
+    driver = Driver.with_engines([Cost()])
+    for slowdown in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="slowdown"):
+            driver.scheduler.set_slowdown(0, slowdown)
+    with pytest.raises(KeyError):
+        driver.scheduler.set_slowdown(7, 2.0)
+    with pytest.raises(KeyError):
+        driver.scheduler.set_paused(7, True)
