@@ -152,6 +152,41 @@ def test_a_new_epoch_under_an_old_name_means_that_the_old_engine_died() -> None:
     with_registry(scenario)
 
 
+def test_a_process_whose_name_another_has_taken_is_told_to_end() -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        old, new = peer(), peer()
+        await old.send(register("e1"))
+        assert isinstance(await old.receive(), wire.Ping)
+        await new.send(register("e2"))
+        assert isinstance(await new.receive(), wire.Ping)
+        for message in (wire.Heartbeat("e1", stats(now_us())), register("e1")):
+            await old.send(message)
+            while isinstance(answer := await old.receive(), wire.Ping):
+                pass
+            assert answer == wire.Shutdown()
+        assert [engine.registration.epoch for engine in registry.alive] == ["e2"]
+        assert len(events.lost) == 1
+
+    with_registry(scenario)
+
+
+def test_replies_to_calls_of_an_earlier_manager_are_dropped() -> None:
+    """A manager counts calls from 1 again, so the id of a reply does not tell whose call it ends."""
+
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        engine = peer()
+        await engine.send(register("e1"))
+        greeting = await engine.receive()
+        assert isinstance(greeting, wire.Ping)
+        stale, done = (wire.CallDone(wire.CallId(1), wire.ContextId(1), length) for length in (5, 9))
+        await engine.send(wire.StepReplies("e1", (stale,), stats(now_us()), "another manager"))
+        await engine.send(wire.StepReplies("e1", (done,), stats(now_us()), greeting.manager_id))
+        await until(lambda: bool(events.replies))
+        assert events.replies == [done]
+
+    with_registry(scenario)
+
+
 def test_the_same_registration_twice_is_one_engine() -> None:
     async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
         engine = peer()

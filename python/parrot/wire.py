@@ -307,11 +307,13 @@ Reply = FillDone | Chunk | GenerateDone | CallDone | CallFailed | ContextsEvicte
 
 
 class StepReplies(msgspec.Struct, frozen=True, tag=True):
-    """All replies of one engine step, in order."""
+    """All replies of one engine step, in order. ``manager_id`` is that of the manager which dispatched the
+    calls: another one, which counts calls from 1 again, drops them. Empty: the engine knows only one."""
 
     epoch: str
     replies: tuple[Reply, ...]
     stats: EngineStats
+    manager_id: str = ""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag=True):

@@ -42,7 +42,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class ManagerChanged:
-    """A manager that knows nothing of earlier calls and contexts has taken over."""
+    """The first manager answers, or one that knows nothing of earlier calls and contexts has taken over."""
 
     manager_id: str
 
@@ -66,6 +66,7 @@ class Link:
     def __init__(self, config: LinkConfig, register: wire.Register, stats: wire.EngineStats) -> None:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.num_dropped = 0  # frames that were no message; written by the thread alone
+        self.served_manager_id = ""  # whose calls the loop runs; the loop's own
         self._config = config
         self._register = register
         self._stats = stats
@@ -203,7 +204,7 @@ class Link:
             return
         if self._manager_id is not None:
             log.warning("another manager (%s) answers; running calls are dropped", ping.manager_id)
-            self.events.put(ManagerChanged(ping.manager_id))
+        self.events.put(ManagerChanged(ping.manager_id))
         self._manager_id = ping.manager_id
         self._send_register()
 
@@ -221,7 +222,8 @@ class Link:
 
     def _watch_manager(self) -> None:
         if time.monotonic() - self._last_ping > self._config.manager_timeout_s:
-            self.stop(f"no ping for {self._config.manager_timeout_s:g} s", EXIT_MANAGER_SILENT)
+            timeout_s, address = self._config.manager_timeout_s, self._config.address
+            self.stop(f"no word from the manager at {address} for {timeout_s:g} s", EXIT_MANAGER_SILENT)
 
     def _watch_parent(self) -> None:
         if self._config.parent_pid is not None and os.getppid() != self._config.parent_pid:

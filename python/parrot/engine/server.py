@@ -145,7 +145,7 @@ def _serve(engine: Engine, link: Link, epoch: str) -> Stop:
         stats = engine.stats()
         link.publish(stats)
         if replies:
-            link.send(wire.StepReplies(epoch, tuple(replies), stats))
+            link.send(wire.StepReplies(epoch, tuple(replies), stats, link.served_manager_id))
 
 
 def _take_events(engine: Engine, link: Link) -> Stop | None:
@@ -162,6 +162,7 @@ def _take_events(engine: Engine, link: Link) -> Stop | None:
                 return event
             case ManagerChanged():
                 engine.reset()
+                link.served_manager_id = event.manager_id
             case wire.Abort():
                 engine.abort(event.call_ids)
             case wire.FreeContexts():

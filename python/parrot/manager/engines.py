@@ -90,6 +90,7 @@ class EngineRegistry:
         self._by_id: dict[int, Engine] = {}  # alive only
         self._invited: dict[str, str] = {}  # epoch -> manager id it was told
         self._refused: set[str] = set()  # epochs
+        self._replaced: set[str] = set()  # epochs of lives whose name a later one has
         self._next_id = 1
         self._tasks: list[asyncio.Task[None]] = []
         self.num_dropped_frames = 0
@@ -188,11 +189,18 @@ class EngineRegistry:
         engine.stats = message.stats
         engine.clock.observe(message.stats.clock_us, now_us())
         if isinstance(message, wire.StepReplies) and self._events is not None:
+            if message.manager_id not in ("", engine.manager_id):
+                log.info("engine %s finished a step of calls of an earlier manager; dropped", engine.name)
+                return
             self._events.engine_replied(engine, message.replies)
 
     def _invite(self, identity: bytes, epoch: str) -> None:
-        """A stranger, or an engine given up for lost, is alive: a fresh manager id makes it register."""
+        """A stranger, or an engine given up for lost, is alive: a fresh manager id makes it register. One
+        whose name has gone to a later process ends: they would take the name from each other for ever."""
         if epoch in self._refused:
+            return
+        if epoch in self._replaced:
+            self._send_frame(identity, wire.Shutdown())
             return
         if len(self._invited) > _MAX_INVITED:
             self._invited.clear()
@@ -206,6 +214,9 @@ class EngineRegistry:
             known.last_seen = now_s()
             self._send_frame(identity, wire.Ping(known.manager_id))
             return
+        if message.epoch in self._replaced:
+            self._send_frame(identity, wire.Shutdown())
+            return
         refusal = self._refusal(message)
         if refusal is not None:
             if message.epoch not in self._refused:
@@ -214,7 +225,8 @@ class EngineRegistry:
             self._send_frame(identity, wire.Shutdown())
             return
         previous = self._engines.get(message.name)
-        if previous is not None and previous.alive:
+        if previous is not None and previous.registration.epoch != message.epoch:
+            self._replaced.add(previous.registration.epoch)
             self._lose(previous, "a new process registered under its name")
         manager_id = self._invited.pop(message.epoch, self._manager_id)
         engine = Engine(self._next_id, identity, message, manager_id, now_s())
