@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 import time
+from typing import get_args
 
 import pytest
-from pydantic import TypeAdapter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from parrot import api
 from parrot.errors import TransformError, TransformFailed
+from parrot.frontend.variable import SemanticVariable
 from parrot.manager.transforms import Chain, compile_chain
 
 _adapter: TypeAdapter[tuple[api.Transform, ...]] = TypeAdapter(tuple[api.Transform, ...])
@@ -54,6 +58,28 @@ def apply(text: str, *transforms: dict[str, object], max_bytes: int = 2**23) -> 
         ("v", [{"op": "template", "text": "<{{value}}|{{value}}>"}], "<v|v>"),
         ("[1.5]", [{"op": "json", "path": "$[0]"}, {"op": "template", "text": "={{value}}"}], "=1.5"),
         ("kept  ", [], "kept  "),
+        (" a ,b", [{"op": "split", "separator": ","}, {"op": "strip"}], '["a","b"]'),
+        ("a1 b2", [{"op": "split", "separator": " "}, {"op": "regex", "pattern": r"\d"}], '["1","2"]'),
+        ("a1 b22", [{"op": "regex", "pattern": r"[a-z](\d+)", "group": 1, "every": True}], '["1","22"]'),
+        ("ab", [{"op": "regex", "pattern": r"\d", "every": True}], "[]"),
+        ("é1é2", [{"op": "regex", "pattern": "(é)|(\\d)", "group": 2, "every": True}], '["","1","","2"]'),
+        ('{"a": "two\nlines"}', [{"op": "json", "path": "$.a"}], "two\nlines"),
+        ('x, "y, z"\nw', [{"op": "split", "separator": ",", "quoted": True}], '["x","y, z","w"]'),
+        ('x,,"say ""hi"""', [{"op": "split", "separator": ",", "quoted": True}], '["x","say \\"hi\\""]'),
+        (" a \r\n\n b", [{"op": "lines"}], '["a","b"]'),
+        ("- a\n 2. b\n3) c\n• d\n-e", [{"op": "lines", "bullets": True}], '["a","b","c","d","-e"]'),
+        (" 42 \n", [{"op": "to-number"}], "42"),
+        ("-1,234.50", [{"op": "to-number"}], "-1234.5"),
+        (".5", [{"op": "to-number"}], "0.5"),
+        ("1e3", [{"op": "to-number"}], "1000.0"),
+        ("9" * 400, [{"op": "to-number"}], "9" * 400),
+        ('["7", 8]', [{"op": "json"}, {"op": "to-number"}], "[7,8]"),
+        ("none", [{"op": "regex", "pattern": r"\d"}, {"op": "default", "value": "0"}], "0"),
+        ("none", [{"op": "json"}, {"op": "item", "index": 0}, {"op": "default", "value": "0"}], "0"),
+        ("7", [{"op": "regex", "pattern": r"\d"}, {"op": "default", "value": "0"}], "7"),
+        ("null", [{"op": "json"}, {"op": "default", "value": "-"}], "-"),
+        ("  ", [{"op": "strip"}, {"op": "default", "value": "-"}], "-"),
+        ("x", [{"op": "json"}, {"op": "default", "value": " 3 "}, {"op": "to-number"}], "3"),
     ],
 )
 def test_operators(text: str, transforms: list[dict[str, object]], expected: str) -> None:
@@ -73,7 +99,20 @@ def test_operators(text: str, transforms: list[dict[str, object]], expected: str
         ("text", [{"op": "item", "index": 0}], "needs a list, not text"),
         ("[1]", [{"op": "json"}, {"op": "item", "index": "a"}], "needs an object, not a list"),
         ("text", [{"op": "join"}], "needs a list, not text"),
-        ("[1]", [{"op": "json"}, {"op": "strip"}], "needs text, not a list"),
+        ("[1]", [{"op": "json"}, {"op": "strip"}], "needs text, not a number"),
+        ("[[]]", [{"op": "json"}, {"op": "regex", "pattern": "."}], "needs text, not a list"),
+        ('{"a": 1}', [{"op": "json"}, {"op": "lines"}], "needs text, not an object"),
+        ("forty", [{"op": "to-number"}], r"transform 1 \(to-number\): not a decimal number"),
+        ("1,23", [{"op": "to-number"}], "not a decimal number"),
+        ("٣", [{"op": "to-number"}], "not a decimal number"),
+        ("9" * 401, [{"op": "to-number"}], "not a decimal number"),
+        ("1e999", [{"op": "to-number"}], "a number that is too large"),
+        ("[1e999]", [{"op": "json"}], "a number that is too large"),
+        ("true", [{"op": "json"}, {"op": "to-number"}], "needs text, not a boolean"),
+        ("a" * 200_000, [{"op": "split", "separator": ",", "quoted": True}], "not CSV"),
+        ("x", [{"op": "default", "value": "-"}, {"op": "json"}], r"transform 2 \(json\): no JSON"),
+        ("a" * 100_001, [{"op": "regex", "pattern": "a", "every": True}], "more matches than|took more than"),
+        ("\n" * 100_000, [{"op": "lines"}], "100001 items are above"),
         ("5", [{"op": "json"}, {"op": "split", "separator": ","}], "needs text, not a number"),
         (r'"\ud800"', [{"op": "json"}], "not Unicode text"),
         (r'"\ud800"', [{"op": "json"}, {"op": "regex", "pattern": "."}], "not Unicode text"),
@@ -105,6 +144,7 @@ def test_a_value_that_does_not_fit_names_operator_index_and_excerpt(
         {"op": "json", "path": ""},
         {"op": "json", "path": "$.a.`parent`"},
         {"op": "template", "text": "nothing"},
+        {"op": "regex", "pattern": "a", "group": 1, "every": True},
     ],
 )
 def test_a_malformed_operator_is_refused_at_submit(transform: dict[str, object]) -> None:
@@ -135,6 +175,12 @@ def _noise(length: int) -> str:
         ("," * 2**22, [{"op": "split", "separator": ",", "keep_empty": True}]),
         ("v" * 2**20, [{"op": "template", "text": "{{value}}" * 7000}]),
         ("a" * 1000, [{"op": "template", "text": "{{value}}" * 100}] * 32),
+        (_noise(2**18), [{"op": "regex", "pattern": "a(.*c)?", "every": True}]),
+        ("[" * 16 + "1," * 2**18, [{"op": "json"}]),
+        (
+            "[" + "1," * 100_000 + "1]",
+            [{"op": "json", "path": "$..x"}, {"op": "default", "value": "[" + "1," * 30_000 + "1]"}] * 16,
+        ),
     ],
 )
 def test_hostile_transforms_fail_within_a_second(text: str, transforms: list[dict[str, object]]) -> None:
@@ -149,3 +195,53 @@ def test_a_result_above_the_size_limit_fails() -> None:
     assert apply("é" * 5, {"op": "strip"}, max_bytes=10) == "é" * 5
     with pytest.raises(TransformFailed, match="above the limit of 9"):
         apply("é" * 5, {"op": "strip"}, max_bytes=9)
+
+
+@pytest.mark.parametrize("separator", ["::", "\n", '"', " "])
+def test_a_quoted_split_needs_a_separator_that_csv_can_have(separator: str) -> None:
+    with pytest.raises(ValidationError, match="the separator is one character"):
+        api.Split(separator=separator, quoted=True)
+
+
+_VALUES = st.text(max_size=40) | st.sampled_from(
+    ['{"a": [1, "2", null]}', "1. a\n2. b", "a, b", "1,2", "[[], {}]"]
+)
+_OPERATORS = st.sampled_from(
+    [
+        {"op": "strip"},
+        {"op": "regex", "pattern": r"(\w)|(\d)", "group": 2},
+        {"op": "regex", "pattern": r"\w+", "every": True},
+        {"op": "json"},
+        {"op": "json", "path": "$..a"},
+        {"op": "split", "separator": ","},
+        {"op": "split", "separator": ",", "quoted": True, "keep_empty": True},
+        {"op": "lines", "bullets": True},
+        {"op": "item", "index": 0},
+        {"op": "item", "index": "a"},
+        {"op": "join"},
+        {"op": "template", "text": "<{{value}}>"},
+        {"op": "to-number"},
+        {"op": "default", "value": "-"},
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_VALUES, st.lists(_OPERATORS, max_size=5))
+def test_any_chain_gives_text_or_a_typed_error(text: str, transforms: list[dict[str, object]]) -> None:
+    compiled = chain(*transforms)
+    try:
+        result = compiled.apply(text, where="call F", max_bytes=1000)
+    except TransformFailed:
+        assert transforms[-1]["op"] != "default"
+    else:
+        assert len(result.encode()) <= 1000
+
+
+def test_the_methods_of_variables_are_the_operators() -> None:
+    operators = {
+        body.model_fields["op"].default.replace("-", "_") for body in get_args(get_args(api.Transform)[0])
+    }
+    assert len(operators) == 10
+    for name in operators:
+        assert callable(getattr(SemanticVariable, name))

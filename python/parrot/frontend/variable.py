@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pydantic import ValidationError
 
 from ..api import (
+    Default,
     Item,
     Join,
     JsonPath,
+    Lines,
     Regex,
     SourceBody,
     Split,
     Strip,
     Template,
     TokenLogprobs,
+    ToNumber,
     Transform,
     VariableBody,
 )
@@ -164,20 +167,26 @@ class SemanticVariable:
     # --- derived variables ---------------------------------------------------------------------------------
 
     def strip(self, chars: str | None = None) -> SemanticVariable:
-        """The value without white space (or ``chars``) at both ends."""
+        """The value without white space (or ``chars``) at both ends; each item of a list."""
         return self._derive(Strip, chars=chars)
 
-    def regex(self, pattern: str, group: int | str = 0) -> SemanticVariable:
-        """``group`` of the first match of ``pattern``; no match fails the derived variable."""
-        return self._derive(Regex, pattern=pattern, group=group)
+    def regex(self, pattern: str, group: int | str = 0, *, every: bool = False) -> SemanticVariable:
+        """``group`` of the first match of ``pattern``; no match fails the derived variable. ``every``: a list
+        of that group in all matches."""
+        return self._derive(Regex, pattern=pattern, group=group, every=every)
 
     def json(self, path: str = "$") -> SemanticVariable:
         """What the JSON path selects first in the value parsed as JSON (a fenced block is unwrapped)."""
         return self._derive(JsonPath, path=path)
 
-    def split(self, separator: str, *, keep_empty: bool = False) -> SemanticVariable:
-        """A list of the parts between separators, for :meth:`item` or :meth:`join`."""
-        return self._derive(Split, separator=separator, keep_empty=keep_empty)
+    def split(self, separator: str, *, keep_empty: bool = False, quoted: bool = False) -> SemanticVariable:
+        """A list of the parts between separators; ``quoted`` reads the text as CSV."""
+        return self._derive(Split, separator=separator, keep_empty=keep_empty, quoted=quoted)
+
+    def lines(self, *, bullets: bool = False) -> SemanticVariable:
+        """A list of the lines that are not empty, stripped; ``bullets`` removes what begins the item of a
+        list (``-``, ``1.``)."""
+        return self._derive(Lines, bullets=bullets)
 
     def item(self, index: int | str) -> SemanticVariable:
         """One item of a list (negative: from the end), or one value of an object by key."""
@@ -190,6 +199,15 @@ class SemanticVariable:
     def template(self, text: str) -> SemanticVariable:
         """``text`` with the value in place of every ``{{value}}``."""
         return self._derive(Template, text=text)
+
+    def to_number(self) -> SemanticVariable:
+        """Text that is a decimal number as a number; anything else fails. Each item of a list."""
+        return self._derive(ToNumber)
+
+    def default(self, value: str) -> SemanticVariable:
+        """``value`` instead, if a transform before this one failed or gave null or nothing. That the variable
+        itself fails is no reason: its error goes on."""
+        return self._derive(Default, value=value)
 
     # --- for the session -----------------------------------------------------------------------------------
 
