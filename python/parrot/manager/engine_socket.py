@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, cast
 
 import zmq
-import zmq.asyncio
 
 from ..errors import PortInUse
 
@@ -34,7 +33,10 @@ class RouterSocket:
     """A bound ROUTER. Must be made inside a running loop; raises :class:`PortInUse`."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._context = zmq.asyncio.Context()
+        self._loop = asyncio.get_running_loop()
+        self._arrival: asyncio.Future[None] | None = None  # what receive() waits for
+        self._look_is_due = False
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._configure()
         host = "127.0.0.1" if host == "localhost" else host
@@ -51,6 +53,8 @@ class RouterSocket:
                 param="engine_port",
             ) from None
         self._address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._descriptor = self._socket.fileno()
+        self._loop.add_reader(self._descriptor, self._look)
 
     def _configure(self) -> None:
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -67,14 +71,35 @@ class RouterSocket:
 
     def send(self, identity: bytes, frame: bytes) -> bool:
         """See :class:`EngineSocket`."""
-        # A send with NOBLOCK has ended, well or not, when it returns.
-        sent = asyncio.ensure_future(self._socket.send_multipart([identity, frame], flags=zmq.NOBLOCK))
-        return sent.done() and sent.exception() is None
+        try:
+            self._socket.send(identity, zmq.SNDMORE | zmq.NOBLOCK)
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        finally:
+            # The descriptor tells of an arrival once, and a send may be what takes note of it.
+            if not self._look_is_due:
+                self._look_is_due = True
+                self._loop.call_soon(self._look)
+        return True
 
     async def receive(self) -> list[bytes]:
         """See :class:`EngineSocket`."""
-        return await self._socket.recv_multipart()
+        while True:
+            try:
+                return self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._arrival = self._loop.create_future()
+                await self._arrival
+
+    def _look(self) -> None:
+        self._look_is_due = False
+        if self._arrival is None or self._arrival.done() or self._context.closed:
+            return
+        if cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._arrival.set_result(None)
 
     def close(self) -> None:
         """See :class:`EngineSocket`."""
+        self._loop.remove_reader(self._descriptor)
         self._context.destroy(linger=0)
