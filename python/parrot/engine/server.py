@@ -66,7 +66,7 @@ def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
     from .cost_model import calibrate
     from .engine import Engine
     from .memory import choose_num_blocks
-    from .model import LlamaModel
+    from .model import DecoderModel
     from .runner import ModelRunner
 
     started = time.monotonic()
@@ -76,7 +76,7 @@ def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
     device, dtype = _device(config.device), getattr(torch, config.dtype)
     directory = resolve_model(config.model)
     tokenizer = Tokenizer.load(directory)
-    model = LlamaModel.load(
+    model = DecoderModel.load(
         directory, dtype, device, config.backend, share_prefixes=config.shared_prefix_attention
     )
     num_blocks = choose_num_blocks(model.config, dtype, device, config.num_blocks)
