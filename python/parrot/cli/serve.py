@@ -49,6 +49,9 @@ ParentPipe = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+DummyWeights = Annotated[
+    bool, typer.Option("--dummy-weights", help="Random weights: a directory without any will do; for timing.")
+]
 BackendName = Annotated[
     str, typer.Option("--backend", help="native (CPU kernels), torch, or auto: native where it can.")
 ]
@@ -76,6 +79,7 @@ def serve(
     engine_port: EnginePort = 0,
     device: Device = "cpu",
     dtype: Dtype = "float32",
+    dummy_weights: DummyWeights = False,
     backend: BackendName = "auto",
     shared_prefix_attention: SharedPrefixAttention = True,
     num_blocks: NumBlocks = None,
@@ -110,6 +114,7 @@ def serve(
             name=f"engine-{index}",
             device=device,
             dtype=cast(DType, dtype),
+            dummy_weights=dummy_weights,
             backend=cast(Backend, backend),
             shared_prefix_attention=shared_prefix_attention,
             num_blocks=num_blocks,
@@ -156,6 +161,7 @@ def engine(
     model: Model = DEFAULT_MODEL,
     device: Device = "cpu",
     dtype: Dtype = "float32",
+    dummy_weights: DummyWeights = False,
     backend: BackendName = "auto",
     shared_prefix_attention: SharedPrefixAttention = True,
     num_blocks: NumBlocks = None,
@@ -177,6 +183,7 @@ def engine(
         model=model,
         device=device,
         dtype=cast(DType, dtype),
+        dummy_weights=dummy_weights,
         backend=cast(Backend, backend),
         shared_prefix_attention=shared_prefix_attention,
         num_blocks=num_blocks,

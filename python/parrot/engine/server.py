@@ -74,10 +74,15 @@ def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
     torch.set_num_threads(num_threads)
     set_cpu_threads(num_threads)
     device, dtype = _device(config.device), getattr(torch, config.dtype)
-    directory = resolve_model(config.model)
+    directory = resolve_model(config.model, weights=not config.dummy_weights)
     tokenizer = Tokenizer.load(directory)
     model = DecoderModel.load(
-        directory, dtype, device, config.backend, share_prefixes=config.shared_prefix_attention
+        directory,
+        dtype,
+        device,
+        config.backend,
+        share_prefixes=config.shared_prefix_attention,
+        dummy_weights=config.dummy_weights,
     )
     num_blocks = choose_num_blocks(model.config, dtype, device, config.num_blocks)
     runner = ModelRunner(model, num_blocks, dtype, device)
