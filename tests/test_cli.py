@@ -72,7 +72,6 @@ def test_the_supervisor_and_the_engine_command_agree(engines: list[EngineConfig]
         name="engine-7",
         device="cuda:1",
         dtype="float16",
-        dummy_weights=True,
         backend="torch",
         shared_prefix_attention=False,
         num_blocks=77,
@@ -93,6 +92,7 @@ def test_an_error_is_one_line_with_the_fix_and_exit_code_2(
     assert call_main(monkeypatch, "serve", "--host", "0.0.0.0") == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: host = '0.0.0.0' is reachable from other machines")
+    assert "parrot key new TENANT --file FILE" in line
     assert "bind to 127.0.0.1" in line
 
 

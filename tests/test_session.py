@@ -8,8 +8,10 @@ import pytest
 
 from graph_builder import SESSION_ID, flow_call, submit
 from parrot.config import ManagerConfig
-from parrot.errors import DuplicateRequest, SessionNotFound
+from parrot.errors import DuplicateRequest, InternalError, SessionNotFound
+from parrot.manager.key_file import KeyFile
 from parrot.manager.session import SessionTable
+from parrot.manager.tenants import Tenants, public_id
 
 
 class Clock:
@@ -30,6 +32,12 @@ def table(clock: Clock) -> SessionTable:
     return SessionTable(ManagerConfig(session_idle_s=10.0), clock=clock)
 
 
+@pytest.fixture
+def keyed(clock: Clock) -> SessionTable:
+    """Of a service with keys, whose tenants have names."""
+    return SessionTable(ManagerConfig(session_idle_s=10.0), Tenants(KeyFile()), clock=clock)
+
+
 def test_ids_are_random_or_the_clients_own(table: SessionTable) -> None:
     one, other = table.create(), table.create()
     assert one.session_id != other.session_id
@@ -37,28 +45,45 @@ def test_ids_are_random_or_the_clients_own(table: SessionTable) -> None:
     assert table.create(SESSION_ID).session_id == SESSION_ID
     assert table.get(SESSION_ID).graph.session_id == SESSION_ID
     assert len(table) == 3
-    for tenant in ("default", "other"):
-        with pytest.raises(DuplicateRequest):
-            table.create(SESSION_ID, tenant=tenant)
+    with pytest.raises(DuplicateRequest):
+        table.create(SESSION_ID)
 
 
-def test_a_foreign_session_looks_like_one_that_never_was(table: SessionTable) -> None:
-    mine = table.create(tenant="mine")
+def test_a_foreign_session_looks_like_one_that_never_was(keyed: SessionTable) -> None:
+    mine = keyed.create(SESSION_ID, tenant="mine")
     with pytest.raises(SessionNotFound) as foreign:
-        table.get(mine.session_id, tenant="other")
+        keyed.get(SESSION_ID, tenant="other")
     with pytest.raises(SessionNotFound):
-        table.remove(mine.session_id, tenant="other")
-    assert table.remove(mine.session_id, tenant="mine") is mine
+        keyed.get(mine.session_id, tenant="other")
+    with pytest.raises(SessionNotFound):
+        keyed.remove(SESSION_ID, tenant="other")
+    assert keyed.remove(SESSION_ID, tenant="mine") is mine
     with pytest.raises(SessionNotFound) as gone:
-        table.get(mine.session_id, tenant="other")
+        keyed.get(SESSION_ID, tenant="other")
     assert foreign.value.message == gone.value.message
 
 
-def test_the_isolation_domain_is_the_tenants(table: SessionTable) -> None:
+def test_an_id_that_another_tenant_has_is_free(keyed: SessionTable) -> None:
+    mine, theirs = keyed.create(SESSION_ID, tenant="mine"), keyed.create(SESSION_ID, tenant="other")
+    assert mine.session_id != theirs.session_id
+    assert keyed.get(SESSION_ID, tenant="mine") is mine
+    assert keyed.get(SESSION_ID, tenant="other") is theirs
+    assert {public_id(session.session_id) for session in (mine, theirs)} == {SESSION_ID}
+    with pytest.raises(DuplicateRequest):
+        keyed.create(SESSION_ID, tenant="other")
+
+
+def test_with_keys_a_session_that_names_no_tenant_is_a_bug(keyed: SessionTable) -> None:
+    for make in (keyed.create, keyed.create_detached):
+        with pytest.raises(InternalError, match="no tenant 'default'"):
+            make()
+
+
+def test_the_isolation_domain_is_the_tenants(keyed: SessionTable) -> None:
     one, other, foreign = (
-        table.create(tenant="a"),
-        table.create(tenant="a"),
-        table.create_detached(tenant="b"),
+        keyed.create(tenant="a"),
+        keyed.create(tenant="a"),
+        keyed.create_detached(tenant="b"),
     )
     assert one.domain == other.domain != foreign.domain
     assert submit(foreign.graph, flow_call("A", [], ["x"])).calls[0].domain == foreign.domain

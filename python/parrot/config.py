@@ -20,18 +20,12 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
         raise ConfigError(f"{name} = {value} is outside [{low}, {high}]", param=name)
 
 
-def check_loopback(name: str, host: str) -> None:
-    """Raise :class:`ConfigError` for an address that other machines can reach: there is no authentication."""
+def is_loopback(name: str, host: str) -> bool:
+    """Whether only this machine can reach ``host``; raises :class:`ConfigError` if it is no address."""
     try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         raise ConfigError(f"{name} = {host!r} is not an IP address or 'localhost'", param=name) from None
-    if not is_loopback:
-        raise ConfigError(
-            f"{name} = {host!r} is reachable from other machines, and this version has no authentication; "
-            "bind to 127.0.0.1 and put an authenticating reverse proxy in front",
-            param=name,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +37,6 @@ class EngineConfig:
     name: str = "engine-0"
     device: str = "cpu"
     dtype: DType = "float32"
-    dummy_weights: bool = False  # random ones: only the model's configuration and tokenizer are read
     backend: Backend = "auto"  # whose operations compute the model; auto: native on a CPU, torch elsewhere
     shared_prefix_attention: bool = True  # decodes read a common prefix once (native backend)
     block_size: int = 16
@@ -114,11 +107,12 @@ class ManagerConfig:
     default_max_tokens: int = 256
     graph_eviction: bool = True  # engines are told which contexts the graph needs again, and how soon
     ready_file: Path | None = None
+    api_keys: Path | None = None  # the file of keys that requests need; None: nobody needs one
+    unprotected: bool = False  # other machines may reach an API that asks nobody for a key
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
     def __post_init__(self) -> None:
-        check_loopback("host", self.host)
-        check_loopback("engine_host", self.engine_host)
+        self._check_protection()
         check_range("port", self.port, 0, 65535)
         check_range("engine_port", self.engine_port, 0, 65535)
         check_range("session_idle_s", self.session_idle_s, 0.1, 7 * 86400)
@@ -127,3 +121,19 @@ class ManagerConfig:
         check_range("max_retries", self.max_retries, 0, 100)
         check_range("max_queued_calls", self.max_queued_calls, 1, 2**31 - 1)
         check_range("default_max_tokens", self.default_max_tokens, 1, 2**20)
+
+    def _check_protection(self) -> None:
+        is_open = not is_loopback("host", self.host) and self.api_keys is None
+        if is_open and not self.unprotected:
+            raise ConfigError(
+                f"host = {self.host!r} is reachable from other machines, and nothing asks them for a key; "
+                "make keys with `parrot key new TENANT --file FILE` and serve with --api-keys FILE, or bind "
+                "to 127.0.0.1 (--unprotected serves whoever can reach the port)",
+                param="host",
+            )
+        if not is_loopback("engine_host", self.engine_host):
+            raise ConfigError(
+                f"engine_host = {self.engine_host!r} is reachable from other machines, and engines join "
+                "without a key; bind it to 127.0.0.1 and let engines of other machines come by a tunnel",
+                param="engine_host",
+            )

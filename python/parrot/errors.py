@@ -125,6 +125,20 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class AuthenticationError(ParrotError):
+    """The service wants an API key, and none was given or it knows no such key."""
+
+    code = "invalid_api_key"
+    http_status = 401
+
+
+class PermissionDenied(ParrotError):
+    """The API key is known, and is of the wrong kind for this route."""
+
+    code = "permission_denied"
+    http_status = 403
+
+
 class DuplicateRequest(ParrotError):
     """A client-chosen id is still in use."""
 
@@ -211,6 +225,23 @@ class Overloaded(ParrotError):
 
     code = "overloaded"
     http_status = 429
+
+
+class RateLimited(Overloaded):
+    """A limit of the tenant is used up; ``param`` names it, Retry-After says when to try again."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        causes: tuple[ErrorInfo, ...] = (),
+        retry_after_s: float = 1.0,
+    ) -> None:
+        super().__init__(message, param=param, causes=causes)
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(ParrotError):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ParrotError
-from . import demo, doctor, model, serve
+from . import demo, doctor, key, model, serve
 
 app = typer.Typer(
     name="parrot",
@@ -23,6 +23,7 @@ app.command()(serve.manager)
 app.command()(serve.engine)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
+app.add_typer(key.app, name="key")
 app.add_typer(model.app, name="model")
 
 

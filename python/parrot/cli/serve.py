@@ -44,14 +44,18 @@ Off = Annotated[
 ReadyFile = Annotated[
     Path | None, typer.Option(help="Written as JSON (url, engine_address, pid) once the API answers.")
 ]
+ApiKeys = Annotated[
+    Path | None,
+    typer.Option("--api-keys", help="File of `parrot key new`: requests need one of its keys from now on."),
+]
+Unprotected = Annotated[
+    bool, typer.Option("--unprotected", help="Serve other machines without keys: whoever can reach the port.")
+]
 ParentPipe = Annotated[
     bool, typer.Option("--parent-pipe", help="End when standard input ends, with whoever holds it.")
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-DummyWeights = Annotated[
-    bool, typer.Option("--dummy-weights", help="Random weights: a directory without any will do; for timing.")
-]
 BackendName = Annotated[
     str, typer.Option("--backend", help="native (CPU kernels), torch, or auto: native where it can.")
 ]
@@ -79,7 +83,6 @@ def serve(
     engine_port: EnginePort = 0,
     device: Device = "cpu",
     dtype: Dtype = "float32",
-    dummy_weights: DummyWeights = False,
     backend: BackendName = "auto",
     shared_prefix_attention: SharedPrefixAttention = True,
     num_blocks: NumBlocks = None,
@@ -89,6 +92,8 @@ def serve(
     session_idle_s: SessionIdle = 600.0,
     max_queued_calls: MaxQueuedCalls = 100_000,
     off: Off = None,
+    api_keys: ApiKeys = None,
+    unprotected: Unprotected = False,
     ready_file: ReadyFile = None,
     parent_pipe: ParentPipe = False,
     verbose: Verbose = False,
@@ -105,6 +110,8 @@ def serve(
         engine_port=engine_port,
         session_idle_s=session_idle_s,
         max_queued_calls=max_queued_calls,
+        api_keys=api_keys,
+        unprotected=unprotected,
         ready_file=ready_file,
     )
     engine_configs = [
@@ -114,7 +121,6 @@ def serve(
             name=f"engine-{index}",
             device=device,
             dtype=cast(DType, dtype),
-            dummy_weights=dummy_weights,
             backend=cast(Backend, backend),
             shared_prefix_attention=shared_prefix_attention,
             num_blocks=num_blocks,
@@ -135,6 +141,8 @@ def manager(
     session_idle_s: SessionIdle = 600.0,
     max_queued_calls: MaxQueuedCalls = 100_000,
     off: Off = None,
+    api_keys: ApiKeys = None,
+    unprotected: Unprotected = False,
     ready_file: ReadyFile = None,
     parent_pipe: ParentPipe = False,
     verbose: Verbose = False,
@@ -150,6 +158,8 @@ def manager(
         engine_port=engine_port,
         session_idle_s=session_idle_s,
         max_queued_calls=max_queued_calls,
+        api_keys=api_keys,
+        unprotected=unprotected,
         ready_file=ready_file,
     )
     _run_manager(config, [], parent_pipe, verbose)
@@ -161,7 +171,6 @@ def engine(
     model: Model = DEFAULT_MODEL,
     device: Device = "cpu",
     dtype: Dtype = "float32",
-    dummy_weights: DummyWeights = False,
     backend: BackendName = "auto",
     shared_prefix_attention: SharedPrefixAttention = True,
     num_blocks: NumBlocks = None,
@@ -183,7 +192,6 @@ def engine(
         model=model,
         device=device,
         dtype=cast(DType, dtype),
-        dummy_weights=dummy_weights,
         backend=cast(Backend, backend),
         shared_prefix_attention=shared_prefix_attention,
         num_blocks=num_blocks,

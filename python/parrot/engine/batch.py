@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SetupError
-from .model_config import ModelConfig
+from .weights import ModelConfig
 
 BLOCK_SIZE = 16
 

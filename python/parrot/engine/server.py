@@ -66,7 +66,7 @@ def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
     from .cost_model import calibrate
     from .engine import Engine
     from .memory import choose_num_blocks
-    from .model import DecoderModel
+    from .model import LlamaModel
     from .runner import ModelRunner
 
     started = time.monotonic()
@@ -74,15 +74,10 @@ def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
     torch.set_num_threads(num_threads)
     set_cpu_threads(num_threads)
     device, dtype = _device(config.device), getattr(torch, config.dtype)
-    directory = resolve_model(config.model, weights=not config.dummy_weights)
+    directory = resolve_model(config.model)
     tokenizer = Tokenizer.load(directory)
-    model = DecoderModel.load(
-        directory,
-        dtype,
-        device,
-        config.backend,
-        share_prefixes=config.shared_prefix_attention,
-        dummy_weights=config.dummy_weights,
+    model = LlamaModel.load(
+        directory, dtype, device, config.backend, share_prefixes=config.shared_prefix_attention
     )
     num_blocks = choose_num_blocks(model.config, dtype, device, config.num_blocks)
     runner = ModelRunner(model, num_blocks, dtype, device)
@@ -141,7 +136,6 @@ def _device(name: str) -> torch.device:
 
 def _serve(engine: Engine, link: Link, epoch: str) -> Stop:
     """The step loop; between steps it takes in everything that has arrived, and sleeps when idle."""
-    sequence = 0
     while True:
         stop = _take_events(engine, link)
         if stop is not None:
@@ -151,8 +145,7 @@ def _serve(engine: Engine, link: Link, epoch: str) -> Stop:
         stats = engine.stats()
         link.publish(stats)
         if replies:
-            sequence += 1
-            link.send(wire.StepReplies(epoch, tuple(replies), stats, link.served_manager_id, sequence))
+            link.send(wire.StepReplies(epoch, tuple(replies), stats, link.served_manager_id))
 
 
 def _take_events(engine: Engine, link: Link) -> Stop | None:
@@ -176,8 +169,6 @@ def _take_events(engine: Engine, link: Link) -> Stop | None:
                 engine.free_contexts(event.context_ids)
             case wire.ContextUses():
                 engine.uses.add(event)
-            case wire.ReportContexts():
-                engine.report_contexts()
             case wire.Dispatch():
                 try:
                     engine.submit(event)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from .. import __version__
 from ..api import ErrorReply
 from ..errors import Unavailable
+from .auth import Auth, caller_of
 from .engines import EngineRegistry
 from .http_errors import BodyLimit, error_response, error_responses, install_error_handlers
 from .openai_api import openai_router
 from .routes import session_router
 from .service import Service
 from .supervisor import Supervisor
+
+_NOT_READY = "the service is not ready; its log says why, and so does this route to an operator's key"
 
 
 class Health(BaseModel):
@@ -46,6 +49,7 @@ def create_app(service: Service, registry: EngineRegistry, supervisor: Superviso
     app.include_router(openai_router(service))
     _add_probes(app, service, registry, supervisor)
     app.add_middleware(BodyLimit, max_body_bytes=service.config.max_body_bytes)
+    app.add_middleware(Auth, tenants=service.tenants)  # the outermost: it comes before the body is read
     _correct_openapi(app)
     return app
 
@@ -76,11 +80,12 @@ def _add_probes(
         return Health()
 
     @app.get("/ready", tags=["probes"], response_model=Ready, responses=error_responses(Unavailable))
-    async def ready() -> Ready | JSONResponse:
-        """Ready: an engine is there and work is taken; 503 says why not."""
+    async def ready(request: Request) -> Ready | JSONResponse:
+        """Ready: an engine is there and work is taken; 503 says why not, to an operator where there are
+        keys."""
         reason = _unready_reason(service, registry, supervisor)
         if reason is not None:
-            return error_response(Unavailable(reason))
+            return error_response(Unavailable(reason if caller_of(request).is_operator else _NOT_READY))
         return Ready(engines=len(registry.alive))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .session import Session
 from .single import SingleCall
+from .tenants import Tenant
 
 
 @dataclass(eq=False, slots=True)
@@ -17,6 +18,7 @@ class Application:
 
     number: int
     session: Session
+    tenant: Tenant
     arrival_us: int
     single: SingleCall | None = None
     closed: bool = False

@@ -15,6 +15,7 @@ from ..errors import DoubleProducer, DuplicateRequest, InvalidRequest, RequestTo
 from ..wire import CallId
 from .call import Call, Timing
 from .holes import CallShape, shape_call
+from .tenants import public_id
 from .transforms import compile_chain
 from .variable import Derivation, Source, Variable
 
@@ -153,7 +154,7 @@ class _Drafter:
         known = self._draft.variables.get(var_id) or self._old.get(var_id)
         if known is None:
             raise VariableNotFound(
-                f"no variable {var_id!r} in session {self._setting.session_id}", param=var_id
+                f"no variable {var_id!r} in session {public_id(self._setting.session_id)}", param=var_id
             )
         return known
 

@@ -19,16 +19,18 @@ from .analysis import deduce
 from .application import Application
 from .call import Call, CallState, OutputBinding
 from .clock import now_us
+from .contexts import ContextLedger
 from .dispatcher import Dispatcher
 from .engines import Engine, EngineRegistry
 from .graph import Changes
 from .history import History
-from .knowledge import PrefixKnowledge
+from .key_file import load_keys
 from .prompts import PromptBuilder
 from .runs import Run
 from .scheduler_bridge import SchedulerBridge
 from .session import Session
 from .single import SingleCall
+from .tenants import Tenants
 from .uses import ContextUses
 from .views import call_view
 
@@ -48,13 +50,14 @@ class Executor:
         self._tokenizer = tokenizer
         self._registry = registry
         self.scheduler = SchedulerBridge(config.scheduler)
+        self.tenants = Tenants(load_keys(config.api_keys), self.scheduler.set_tenant_weight)
         self.dispatcher = Dispatcher(
             self.prompts, registry, self.scheduler, self, max_retries=config.max_retries
         )
         self._applications: dict[str, Application] = {}
         self._numbers = itertools.count(1)
+        self._contexts = ContextLedger()
         self._uses = ContextUses(self.prompts) if config.graph_eviction else None
-        self.knowledge = PrefixKnowledge(registry, self.scheduler, self._uses)
         self._stale: dict[Application, None] = {}  # objectives may have to be deduced again
         self._turn_is_due = False
         self._num_live = 0
@@ -63,7 +66,8 @@ class Executor:
 
     def open(self, session: Session, single: SingleCall | None = None) -> Application:
         """From now on calls of this session are run."""
-        application = Application(next(self._numbers), session, now_us(), single)
+        tenant = self.tenants.get(session.tenant)
+        application = Application(next(self._numbers), session, tenant, now_us(), single)
         self._applications[session.session_id] = application
         return application
 
@@ -78,6 +82,7 @@ class Executor:
         if was_idle:
             application.arrival_us = now
         self._num_live += len(submitted.calls)
+        application.tenant.submitted(len(submitted.calls))
         self._stale[application] = None
         if fill is not None and application.single is not None:
             application.single.attach(submitted.calls[0])
@@ -105,7 +110,10 @@ class Executor:
         application = self._applications.pop(session.session_id)
         application.closed = True
         self._stale.pop(application, None)
-        self.knowledge.closed(session.session_id)
+        for engine_id, context_ids in self._contexts.take_session(session.session_id).items():
+            self._free_contexts(engine_id, context_ids)
+        if self._uses is not None:
+            self._uses.closed(session.session_id)
         self.turn()
 
     def is_open(self, session: Session) -> bool:
@@ -140,10 +148,11 @@ class Executor:
             self._num_live -= 1
             if self._uses is not None:
                 self._uses.ended(call)
-            self.history.add(call_view(call))
-            single = self._applications[call.session_id].single
-            if single is not None:
-                single.ended()
+            application = self._applications[call.session_id]
+            application.tenant.ended(call)
+            self.history.add(application.tenant.name, call_view(call))
+            if application.single is not None:
+                application.single.ended()
         for call in changes.ready:
             if call.timing.ready_us is None:
                 call.timing.ready_us = now
@@ -200,13 +209,14 @@ class Executor:
     def engine_joined(self, engine: Engine) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         self._no_engine = None
-        self.knowledge.engine_joined(engine)
         self.dispatcher.engine_joined(engine)
 
     def engine_lost(self, engine: Engine, reason: str) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         log.info("%d calls were with engine %s (%s)", engine.num_dispatched, engine.name, reason)
-        self.knowledge.engine_lost(engine)
+        self._contexts.engine_lost(engine.engine_id)
+        if self._uses is not None:
+            self._uses.engine_lost(engine.engine_id)
         self.dispatcher.engine_lost(engine)
 
     def engines_do_not_start(self, reason: str) -> None:
@@ -226,10 +236,7 @@ class Executor:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         for reply in replies:
             if isinstance(reply, wire.ContextsEvicted):
-                self.knowledge.evicted(engine, reply)
-                continue
-            if isinstance(reply, wire.ContextSnapshot):
-                self.knowledge.reported(engine, reply)
+                self._evicted(engine, reply)
                 continue
             run = self.dispatcher.run(reply.call_id, engine)
             if run is None:
@@ -259,7 +266,7 @@ class Executor:
                 self._generated(engine, run, reply)
             case wire.CallDone():
                 self.dispatcher.finish(run, reply.num_tokens)
-                self.knowledge.left(engine, run, reply.num_tokens)
+                self._keep_context(engine, run)
             case wire.CallFailed():
                 self.dispatcher.fail(run)
                 self.call_failed(call, reply.error)
@@ -282,6 +289,16 @@ class Executor:
         graph = run.application.session.graph
         self.apply(graph.complete(call, step.index, reply.text, reply.token_ids))
 
+    def _keep_context(self, engine: Engine, run: Run) -> None:
+        if run.application.single is not None:
+            return
+        if run.application.closed:
+            self._free_contexts(engine.engine_id, [run.context_id])
+        else:
+            self._contexts.add(run.call.session_id, engine.engine_id, run.context_id)
+            if self._uses is not None:
+                self._uses.left(run, engine.engine_id)
+
     def _tell_uses(self) -> None:
         """Before what this turn dispatches: that may be what cached contexts have to make room for."""
         news = self._uses.take_news() if self._uses is not None else {}
@@ -289,6 +306,22 @@ class Executor:
             engine = self._registry.get(engine_id)
             if engine is not None:
                 self._registry.send(engine, message)
+
+    def _free_contexts(self, engine_id: int, context_ids: list[wire.ContextId]) -> None:
+        for context_id in context_ids:
+            self.scheduler.forget_context(engine_id, context_id, 0)
+        engine = self._registry.get(engine_id)
+        if engine is not None:
+            self._registry.send(engine, wire.FreeContexts(tuple(context_ids)))
+
+    def _evicted(self, engine: Engine, reply: wire.ContextsEvicted) -> None:
+        for context_id, remaining in zip(reply.context_ids, reply.remaining, strict=False):
+            self.scheduler.forget_context(engine.engine_id, context_id, remaining)
+            if remaining > 0:
+                continue
+            session_id = self._contexts.evicted(context_id)
+            if session_id is not None and self._uses is not None:
+                self._uses.evicted(session_id, context_id)
 
 
 def _cut(call: Call, output: OutputBinding) -> TypedOutputFailed:

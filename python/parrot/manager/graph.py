@@ -21,6 +21,7 @@ from .cycles import check_cycles
 from .draft import Draft, Setting, check_value_size, describe_origin, draft_submit
 from .flow import Changes, Flow
 from .prefix import prefix_hashes
+from .tenants import public_id
 from .variable import Consumer, Variable
 
 __all__ = ["Changes", "Graph", "Submitted"]
@@ -164,7 +165,8 @@ class Graph:
         """Raises :class:`VariableNotFound`."""
         variable = self.variables.get(var_id)
         if variable is None:
-            raise VariableNotFound(f"no variable {var_id!r} in session {self.session_id}", param=var_id)
+            where = public_id(self.session_id)
+            raise VariableNotFound(f"no variable {var_id!r} in session {where}", param=var_id)
         return variable
 
     # --- primitives of the paper (figure 8) ---

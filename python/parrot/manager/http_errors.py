@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -15,12 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api import ErrorDetail, ErrorReply
 from ..errors import (
+    AuthenticationError,
     ErrorInfo,
     InternalError,
     InvalidRequest,
     NotFound,
     Overloaded,
     ParrotError,
+    RateLimited,
     RequestTooLarge,
     Unavailable,
     error_from_info,
@@ -65,8 +68,17 @@ def _clean(text: str) -> str:
 def error_response(error: ParrotError) -> JSONResponse:
     """The answer for an error: its status, its body, and Retry-After when trying again makes sense."""
     body = ErrorReply(error=error_detail(error.to_info()))
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Overloaded | Unavailable) else None
-    return JSONResponse(body.model_dump(mode="json"), status_code=error.http_status, headers=headers)
+    return JSONResponse(body.model_dump(mode="json"), status_code=error.http_status, headers=_headers(error))
+
+
+def _headers(error: ParrotError) -> dict[str, str] | None:
+    if isinstance(error, RateLimited):
+        return {"Retry-After": str(math.ceil(error.retry_after_s))}
+    if isinstance(error, Overloaded | Unavailable):
+        return {"Retry-After": str(RETRY_AFTER_S)}
+    if isinstance(error, AuthenticationError):
+        return {"WWW-Authenticate": 'Bearer realm="parrot"'}
+    return None
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -15,6 +15,7 @@ from .. import errors, wire
 from ..api import ErrorReply, SamplingBody
 from ..grammars import check_grammar
 from ..tokenizer import Piece
+from .auth import tenant_of
 from .call import Role
 from .disconnect import unless_disconnected
 from .echo import Echo
@@ -121,7 +122,9 @@ async def _answer(
     await unless_disconnected(request, _check_grammar(samplings[0]))
     fill = await unless_disconnected(request, service.encode(prompt, samplings[0].max_tokens or 1))
     pieces: Pieces = asyncio.Queue()
-    singles = service.start_singles(fill, samplings, pieces, stream=bool(body.stream))
+    singles = service.start_singles(
+        fill, samplings, pieces, stream=bool(body.stream), tenant=tenant_of(request)
+    )
 
     def end() -> None:
         for single in singles:

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from .. import api, errors
+from .auth import caller_of, tenant_of
 from .disconnect import unless_disconnected
 from .engines import EngineRegistry
 from .http_errors import error_responses
@@ -62,50 +63,51 @@ def session_router(service: Service, registry: EngineRegistry) -> APIRouter:
 
 def _add_session_routes(router: APIRouter, service: Service) -> None:
     @router.post("/session", tags=["session"], responses=error_responses(errors.Unavailable))
-    async def create_session() -> api.SessionReply:
+    async def create_session(request: Request) -> api.SessionReply:
         """A new session: one application instance with its variables and calls."""
-        return service.create_session()
+        return service.create_session(tenant=tenant_of(request))
 
     @router.delete(
         "/session/{session_id}", tags=["session"], status_code=204, responses=error_responses(*_FIND_ERRORS)
     )
-    async def delete_session(session_id: api.SessionId) -> None:
+    async def delete_session(request: Request, session_id: api.SessionId) -> None:
         """End a session: its calls stop, its values and contexts go."""
-        service.delete_session(session_id)
+        service.delete_session(session_id, tenant=tenant_of(request))
 
     @router.post("/submit", tags=["session"], responses=error_responses(*_SUBMIT_ERRORS))
-    async def submit(body: api.SubmitBody) -> api.SubmitReply:
+    async def submit(request: Request, body: api.SubmitBody) -> api.SubmitReply:
         """Calls with unrendered prompts, and variables, taken whole or refused whole."""
-        return service.submit(body)
+        return service.submit(body, tenant=tenant_of(request))
 
 
 def _add_variable_routes(router: APIRouter, service: Service) -> None:
     @router.post("/get", tags=["variables"], responses=error_responses(*_GET_ERRORS))
     async def get(request: Request, body: api.GetBody) -> api.GetReply:
         """Wait for a variable's value; its failure is an HTTP error."""
-        return await unless_disconnected(request, service.get(body))
+        return await unless_disconnected(request, service.get(body, tenant=tenant_of(request)))
 
     @router.post("/set", tags=["variables"], status_code=204, responses=error_responses(*_SET_ERRORS))
-    async def set_value(body: api.SetBody) -> None:
+    async def set_value(request: Request, body: api.SetBody) -> None:
         """Give a variable its value from outside."""
-        service.set_value(body)
+        service.set_value(body, tenant=tenant_of(request))
 
     @router.post("/cancel", tags=["variables"], status_code=204, responses=error_responses(*_FIND_ERRORS))
-    async def cancel(body: api.CancelBody) -> None:
+    async def cancel(request: Request, body: api.CancelBody) -> None:
         """Cancel a variable; calls that nobody else needs stop within one engine step."""
-        service.cancel(body)
+        service.cancel(body, tenant=tenant_of(request))
 
 
 def _add_views(router: APIRouter, service: Service, registry: EngineRegistry) -> None:
     @router.get("/session/{session_id}/graph", tags=["views"], responses=error_responses(*_FIND_ERRORS))
-    async def graph(session_id: api.SessionId) -> api.GraphReply:
+    async def graph(request: Request, session_id: api.SessionId) -> api.GraphReply:
         """The session's calls and variables, without values."""
-        return service.graph(session_id)
+        return service.graph(session_id, tenant=tenant_of(request))
 
     @router.get("/calls", tags=["views"], responses=error_responses(errors.InvalidRequest))
-    async def calls(limit: Annotated[int, Query(ge=1, le=4096)] = 256) -> api.CallsReply:
-        """Recently ended calls, oldest first."""
-        return api.CallsReply(calls=service.executor.history.last(limit))
+    async def calls(request: Request, limit: Annotated[int, Query(ge=1, le=4096)] = 256) -> api.CallsReply:
+        """Recently ended calls, oldest first: the tenant's own, or all of them to an operator."""
+        tenant = None if caller_of(request).is_operator else tenant_of(request)
+        return api.CallsReply(calls=service.executor.history.last(limit, tenant))
 
     @router.get("/engines", tags=["views"])
     async def engines() -> api.EnginesReply:

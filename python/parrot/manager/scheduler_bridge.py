@@ -53,6 +53,10 @@ class SchedulerBridge:
         """The engine is gone; returns the runs that it had."""
         return [CallId(run_id) for run_id in self._scheduler.remove_engine(engine.engine_id)]
 
+    def set_tenant_weight(self, tenant: int, weight: float) -> None:
+        """A tenant's share of the work placed while several have calls queued; 1 unless told."""
+        self._scheduler.set_tenant_weight(tenant, weight)
+
     def submit(self, run: Run, num_steps: int) -> None:
         """Queue a run of the next ``num_steps`` steps of its call; raises :class:`Overloaded`."""
         call = run.call

@@ -22,6 +22,7 @@ from .executor import Executor
 from .logprobs import read_logprobs, to_body
 from .session import SessionTable
 from .single import Pieces, SingleCall
+from .tenants import DEFAULT_TENANT, public_id
 from .variable import Variable
 from .views import graph_view
 
@@ -37,7 +38,8 @@ class Service:
         self.executor = executor
         self.config = executor.config
         self.token_bytes = TokenBytes(executor.prompts.tokenizer.backend)
-        self._sessions = SessionTable(self.config)
+        self.tenants = executor.tenants
+        self._sessions = SessionTable(self.config, self.tenants)
         self._sweep: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -60,19 +62,22 @@ class Service:
 
     # --- sessions ---
 
-    def create_session(self, session_id: str | None = None) -> api.SessionReply:
+    def create_session(
+        self, session_id: str | None = None, *, tenant: str = DEFAULT_TENANT
+    ) -> api.SessionReply:
         """A new session, with an id of the client's choice or a random one."""
         self.executor.check_open()
-        session = self._sessions.create(session_id)
+        session = self._sessions.create(session_id, tenant=tenant)
         self.executor.open(session)
-        return api.SessionReply(session_id=session.session_id, idle_s=self.config.session_idle_s)
+        shown = public_id(session.session_id)
+        return api.SessionReply(session_id=shown, idle_s=self.config.session_idle_s)
 
-    def delete_session(self, session_id: str) -> None:
+    def delete_session(self, session_id: str, *, tenant: str = DEFAULT_TENANT) -> None:
         """End a session: what is pending in it ends with :class:`SessionClosed`, its contexts are freed."""
-        session = self._sessions.remove(session_id)
+        session = self._sessions.remove(session_id, tenant=tenant)
         self.executor.close(session, SessionClosed("the session was deleted").to_info())
 
-    def submit(self, body: api.SubmitBody) -> api.SubmitReply:
+    def submit(self, body: api.SubmitBody, *, tenant: str = DEFAULT_TENANT) -> api.SubmitReply:
         """Take in variables, calls and labels, whole or not at all."""
         limit = self.config.max_calls_per_submit
         if len(body.calls) > limit:
@@ -80,6 +85,7 @@ class Service:
                 f"{len(body.calls)} calls in one submit, the limit is {limit}", param="calls"
             )
         self.executor.check_open(len(body.calls))
+        self.tenants.get(tenant).check_calls(len(body.calls))
         for call in body.calls:
             self.check_model(call.model)
             for placeholder in call.placeholders:
@@ -87,19 +93,19 @@ class Service:
                     _refuse_prompt_logprobs(placeholder.sampling)
                     self.check_ids(placeholder.sampling)
         if body.create_session:
-            self.create_session(body.session_id)
-        session = self._sessions.get(body.session_id)
+            self.create_session(body.session_id, tenant=tenant)
+        session = self._sessions.get(body.session_id, tenant=tenant)
         try:
             calls = self.executor.add(self.executor.application_of(session), body)
         except ParrotError:
             if body.create_session:
-                self.delete_session(body.session_id)
+                self.delete_session(body.session_id, tenant=tenant)
             raise
-        return api.SubmitReply(session_id=session.session_id, calls=tuple(map(_submitted, calls)))
+        return api.SubmitReply(session_id=body.session_id, calls=tuple(map(_submitted, calls)))
 
-    async def get(self, body: api.GetBody) -> api.GetReply:
+    async def get(self, body: api.GetBody, *, tenant: str = DEFAULT_TENANT) -> api.GetReply:
         """Wait for a variable; raises its typed error if it failed."""
-        session = self._sessions.get(body.session_id)
+        session = self._sessions.get(body.session_id, tenant=tenant)
         variable = session.graph.variable(body.semantic_var_id)
         if body.criteria is not None:
             session.graph.label(variable.id, body.criteria)
@@ -119,21 +125,21 @@ class Service:
         logprobs = variable.producer.steps[variable.producer_step].output.binding.logprobs
         return None if logprobs is None else to_body(read_logprobs(logprobs, self.token_bytes))
 
-    def set_value(self, body: api.SetBody) -> None:
+    def set_value(self, body: api.SetBody, *, tenant: str = DEFAULT_TENANT) -> None:
         """A value from outside."""
-        graph = self._sessions.get(body.session_id).graph
+        graph = self._sessions.get(body.session_id, tenant=tenant).graph
         self.executor.apply(graph.set_value(body.semantic_var_id, body.value))
         self.executor.turn()
 
-    def cancel(self, body: api.CancelBody) -> None:
+    def cancel(self, body: api.CancelBody, *, tenant: str = DEFAULT_TENANT) -> None:
         """Cancel a variable, and stop what nobody else needs."""
-        graph = self._sessions.get(body.session_id).graph
+        graph = self._sessions.get(body.session_id, tenant=tenant).graph
         self.executor.apply(graph.cancel(body.semantic_var_id))
         self.executor.turn()
 
-    def graph(self, session_id: str) -> api.GraphReply:
+    def graph(self, session_id: str, *, tenant: str = DEFAULT_TENANT) -> api.GraphReply:
         """The session's calls and variables."""
-        return graph_view(self._sessions.get(session_id).graph)
+        return graph_view(self._sessions.get(session_id, tenant=tenant).graph)
 
     def check_model(self, name: str | None) -> None:
         """Raise :class:`ModelNotFound` for a model that is not served here."""
@@ -176,28 +182,34 @@ class Service:
         return builder.encode([pieces], first_step=0)[0]
 
     def start_singles(
-        self, fill: EncodedPrompt, samplings: Sequence[api.SamplingBody], pieces: Pieces, *, stream: bool
+        self,
+        fill: EncodedPrompt,
+        samplings: Sequence[api.SamplingBody],
+        pieces: Pieces,
+        *,
+        stream: bool,
+        tenant: str = DEFAULT_TENANT,
     ) -> list[SingleCall]:
         """Run latency-bound calls of one prompt outside any session; :meth:`end_single` must follow for each.
 
         The prompt is encoded once, and computed once by an engine that runs several of them: each forks the
         context of the first."""
         self.executor.check_open(len(samplings))
-        return [
-            self._start_single(fill, sampling, pieces, index, stream=stream)
-            for index, sampling in enumerate(samplings)
-        ]
+        self.tenants.get(tenant).check_calls(len(samplings))
+        singles = []
+        for index, sampling in enumerate(samplings):
+            session = self._sessions.create_detached(tenant=tenant)
+            single = SingleCall(session, pieces, index=index, stream=stream)
+            self._start_single(single, fill, sampling)
+            singles.append(single)
+        return singles
 
-    def _start_single(
-        self, fill: EncodedPrompt, sampling: api.SamplingBody, pieces: Pieces, index: int, *, stream: bool
-    ) -> SingleCall:
-        session = self._sessions.create_detached()
-        single = SingleCall(session, pieces, index=index, stream=stream)
+    def _start_single(self, single: SingleCall, fill: EncodedPrompt, sampling: api.SamplingBody) -> None:
+        session = single.session
         output = api.PlaceholderBody(name="output", kind="output", sampling=sampling)
         call = api.CallBody(prompt="{{output}}", placeholders=(output,), objective="LATENCY")
-        body = api.SubmitBody(session_id=session.session_id, calls=(call,))
+        body = api.SubmitBody(session_id=public_id(session.session_id), calls=(call,))
         self.executor.add(self.executor.open(session, single), body, fill)
-        return single
 
     def end_single(self, single: SingleCall) -> None:
         """Forget the call; if it still runs, its client has left, and it stops within one engine step."""

@@ -13,14 +13,14 @@ from ..errors import DuplicateRequest, SessionNotFound
 from ..wire import CallId
 from .clock import now_us
 from .graph import Graph
-
-DEFAULT_TENANT = "default"
+from .tenants import DEFAULT_TENANT, Tenants, internal_id
 
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One application instance. ``domain`` isolates its KV cache: one per tenant, counted from 1. It is idle
-    since ``last_used_us`` unless ``num_users`` requests are waiting in it."""
+    """One application instance. ``session_id`` is unique in the manager (:func:`internal_id`). ``domain``
+    isolates its KV cache: the number of its tenant. It is idle since ``last_used_us`` unless ``num_users``
+    requests are waiting in it."""
 
     session_id: str
     tenant: str
@@ -44,15 +44,17 @@ class Session:
 class SessionTable:
     """All live sessions of a manager. ``clock`` gives microseconds.
 
-    A session is found only by the tenant who made it; to others it does not exist.
+    A session is found only by the tenant who made it; to others it does not exist, nor is its id taken.
     """
 
-    def __init__(self, config: ManagerConfig, *, clock: Callable[[], int] = now_us) -> None:
+    def __init__(
+        self, config: ManagerConfig, tenants: Tenants | None = None, *, clock: Callable[[], int] = now_us
+    ) -> None:
         self._config = config
         self._clock = clock
         self._idle_us = round(config.session_idle_s * 1e6)
         self._sessions: dict[str, Session] = {}
-        self._domains: dict[str, int] = {}
+        self._tenants = tenants or Tenants()
         self._call_ids = (CallId(number) for number in itertools.count(1))
         self._hash_key = secrets.token_bytes(16)
 
@@ -60,9 +62,9 @@ class SessionTable:
         return len(self._sessions)
 
     def create(self, session_id: str | None = None, *, tenant: str = DEFAULT_TENANT) -> Session:
-        """A new session, under the client's own random id if given; :class:`DuplicateRequest` if anybody
-        uses that."""
-        if session_id is not None and session_id in self._sessions:
+        """A new session, under the client's own random id if given; :class:`DuplicateRequest` if the tenant
+        has one of that id."""
+        if session_id is not None and internal_id(session_id, tenant) in self._sessions:
             raise DuplicateRequest(f"session {session_id} exists already", param="session_id")
         session = self._make(session_id, tenant)
         self._sessions[session.session_id] = session
@@ -74,8 +76,8 @@ class SessionTable:
 
     def get(self, session_id: str, *, tenant: str = DEFAULT_TENANT) -> Session:
         """The tenant's session, used just now; :class:`SessionNotFound` for any other."""
-        session = self._sessions.get(session_id)
-        if session is None or session.tenant != tenant:
+        session = self._sessions.get(internal_id(session_id, tenant))
+        if session is None:
             raise SessionNotFound(
                 f"no session {session_id}: it never existed, was deleted, or expired", param="session_id"
             )
@@ -85,7 +87,7 @@ class SessionTable:
     def remove(self, session_id: str, *, tenant: str = DEFAULT_TENANT) -> Session:
         """Take a session out of the table; closing its graph is up to the caller."""
         session = self.get(session_id, tenant=tenant)
-        del self._sessions[session_id]
+        del self._sessions[session.session_id]
         return session
 
     def take_idle(self) -> list[Session]:
@@ -101,8 +103,8 @@ class SessionTable:
         return idle
 
     def _make(self, session_id: str | None, tenant: str) -> Session:
-        session_id = session_id or f"s-{secrets.token_hex(16)}"
-        domain = self._domains.setdefault(tenant, len(self._domains) + 1)
+        session_id = internal_id(session_id or f"s-{secrets.token_hex(16)}", tenant)
+        domain = self._tenants.get(tenant).number
         graph = Graph(
             session_id,
             config=self._config,

@@ -10,6 +10,7 @@ from ..api import CallTiming, CallView, GraphReply, VariableView
 from ..errors import ErrorInfo
 from .call import Call
 from .graph import Graph
+from .tenants import public_id
 from .variable import Variable
 
 
@@ -17,7 +18,7 @@ def call_view(call: Call) -> CallView:
     """One call; ``inputs`` and ``outputs`` map names to variables, constants are left out."""
     return CallView(
         request_id=call.request_id,
-        session_id=call.session_id,
+        session_id=public_id(call.session_id),
         function=call.function,
         state=call.state.value,
         objective=call.objective,
@@ -55,7 +56,7 @@ def variable_view(variable: Variable) -> VariableView:
 def graph_view(graph: Graph) -> GraphReply:
     """All calls and variables of a session, in submit order."""
     return GraphReply(
-        session_id=graph.session_id,
+        session_id=public_id(graph.session_id),
         calls=tuple(call_view(call) for call in graph.calls.values()),
         variables=tuple(variable_view(variable) for variable in graph.variables.values()),
     )

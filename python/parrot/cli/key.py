@@ -1,0 +1,105 @@
+"""``parrot key``: API keys of tenants and of the operator, in the file that ``--api-keys`` names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
+File = Annotated[Path, typer.Option("--file", help="The file of keys, as --api-keys names it to a service.")]
+Tenant = Annotated[str, typer.Argument(help="Letters, digits, '.', '_' and '-'.")]
+Note = Annotated[str, typer.Option(help="What the list says beside the key.")]
+Weight = Annotated[float | None, typer.Option(help="Share of the engines while others wait; 1 unless set.")]
+RequestsPerMinute = Annotated[int | None, typer.Option(help="HTTP requests; no limit unless set.")]
+TokensPerMinute = Annotated[int | None, typer.Option(help="Of prompts and outputs; no limit unless set.")]
+MaxConcurrentCalls = Annotated[
+    int | None, typer.Option(help="Calls submitted and not finished; no limit unless set.")
+]
+
+
+@app.command()
+def new(
+    tenant: Tenant,
+    file: File,
+    weight: Weight = None,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    max_concurrent_calls: MaxConcurrentCalls = None,
+    note: Note = "",
+) -> None:
+    """Add a key of a tenant, made if it is not there; limits that are given replace those it has.
+
+    The key is printed on standard output, this once; the file has only its hash."""
+    from ..manager.key_store import add_tenant_key
+
+    limits = _given(weight, requests_per_minute, tokens_per_minute, max_concurrent_calls)
+    _hand_out(add_tenant_key(file, tenant, limits, note), f"a key of tenant {tenant}")
+
+
+@app.command()
+def operator(file: File, note: Note = "") -> None:
+    """Add a key of the operator: it sees metrics, engines and everybody's calls, and can run nothing."""
+    from ..manager.key_store import add_operator_key
+
+    _hand_out(add_operator_key(file, note), "an operator's key")
+
+
+@app.command("limits")
+def set_limits(
+    tenant: Tenant,
+    file: File,
+    weight: Weight = None,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    max_concurrent_calls: MaxConcurrentCalls = None,
+) -> None:
+    """Change limits of a tenant; those that are not given stay. To lift one, take it out of the file."""
+    from ..manager.key_store import set_limits
+
+    limits = _given(weight, requests_per_minute, tokens_per_minute, max_concurrent_calls)
+    set_limits(file, tenant, limits)
+
+
+@app.command("list")
+def list_keys(file: File) -> None:
+    """Show the tenants with their limits, and the keys by id."""
+    from ..manager.key_file import read_key_file
+
+    content = read_key_file(file)
+    for tenant, limits in content.tenants.items():
+        shown = {"weight": limits.weight, **limits.model_dump(exclude_none=True)}
+        typer.echo(f"tenant {tenant}: " + ", ".join(f"{name} {value:g}" for name, value in shown.items()))
+    for entry in content.keys:
+        words = [f"key {entry.key_id}: {entry.owner}", entry.created and f"made {entry.created}", entry.note]
+        typer.echo(", ".join(word for word in words if word))
+
+
+@app.command()
+def revoke(key_id: Annotated[str, typer.Argument(help="As `parrot key list` shows it.")], file: File) -> None:
+    """Take out a key. A service notices within a second; what it runs for the key's owner goes on."""
+    from ..manager.key_store import revoke_key
+
+    entry = revoke_key(file, key_id)
+    typer.echo(f"key {entry.key_id} of {entry.owner} is revoked")
+
+
+def _given(
+    weight: float | None,
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+    max_concurrent_calls: int | None,
+) -> dict[str, float]:
+    options = {
+        "weight": weight,
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "max_concurrent_calls": max_concurrent_calls,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _hand_out(key: str, whose: str) -> None:
+    typer.echo(f"{whose}; it is shown this once:", err=True)
+    typer.echo(key)
