@@ -152,6 +152,12 @@ void bind_views(py::class_<ContextTree>& tree) {
                 self.lengths(input<std::int64_t>(context_ids, "context_ids"), output(out, "out", 1));
             },
             py::arg("context_ids"), py::arg("out"))
+        .def(
+            "num_distinct_tokens",
+            [](const ContextTree& self, const py::object& context_ids) {
+                return self.num_distinct_tokens(input<std::int64_t>(context_ids, "context_ids"));
+            },
+            py::arg("context_ids"))
         .def("block_tables", &block_tables, py::arg("context_ids"), py::arg("out"))
         .def("take_evicted", &ContextTree::take_evicted)
         .def(

@@ -212,6 +212,21 @@ def test_truncate_gives_back_what_only_this_context_used(cache: Cache) -> None:
     assert cache.append(2, [8]).tolist()[0][2] == 5
 
 
+def test_distinct_tokens_are_counted_once_with_what_is_reserved(cache: Cache) -> None:
+    cache.prefill(1, range(40))
+    cache.fork(2, 1, 40)
+    cache.fork(3, 1, 25)
+    cache.append(3, [7, 8])
+    cache.reserve({2: [9, 9, 9]})
+    count = cache.tree.num_distinct_tokens
+    assert [count(i64(c)) for c in (1, 2, 3)] == [40, 43, 27]
+    assert [count(i64(1, 2)), count(i64(3, 1)), count(i64(2, 3, 1))] == [43, 42, 45]
+    assert count(i64()) == 0
+    with pytest.raises(KeyError, match="context_ids"):
+        count(i64(1, 9))
+    cache.commit({2: [9, 9, 9]})
+
+
 def test_a_lone_context_fills_the_whole_pool_once_the_cache_is_cleared() -> None:
     cache = Cache(num_blocks=4)
     cache.prefill(1, range(20))

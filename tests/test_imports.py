@@ -20,6 +20,7 @@ ALLOWED = {
     "frontend": {"api", "config", "errors", "models", "template"},
     "manager": SHARED,
     "engine": SHARED | {"kernels"},
+    "simulation": SHARED | {"manager", "engine"},
     "kernels": {"config", "errors", "_core", "_kernels"},
     "tokenizer": {"config", "errors", "wire"},
     "api": set(),

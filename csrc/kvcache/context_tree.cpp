@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_set>
 
 namespace parrot::kvcache {
 
@@ -167,6 +168,19 @@ void ContextTree::set_uses(std::span<const std::int64_t> context_ids,
     for (std::size_t i = 0; i < batch_.size(); ++i) {
         tree_.set_use(*batch_[i], prefix_lengths[i], remaining_uses[i], steps_to_next_use[i]);
     }
+}
+
+std::int64_t ContextTree::num_distinct_tokens(std::span<const std::int64_t> context_ids) const {
+    std::unordered_set<const Node*> seen;
+    std::int64_t total = 0;
+    for (const std::int64_t context_id : context_ids) {
+        // What is above a node that was seen was seen with it.
+        for (const Node* node = known("context_ids", context_id).node;
+             !node->is_root() && seen.insert(node).second; node = node->parent) {
+            total += node->end - node->start;
+        }
+    }
+    return total;
 }
 
 void ContextTree::lengths(std::span<const std::int64_t> context_ids, std::span<std::int32_t> out) const {

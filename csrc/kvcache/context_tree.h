@@ -46,6 +46,8 @@ class ContextTree {
                   std::span<const std::int32_t> steps_to_next_use);
 
     void lengths(std::span<const std::int64_t> context_ids, std::span<std::int32_t> out) const;
+    /// Tokens of these contexts together, reserved ones too; one that several share counts once.
+    std::int64_t num_distinct_tokens(std::span<const std::int64_t> context_ids) const;
     /// out: [n, max_blocks], row by row.
     void block_tables(std::span<const std::int64_t> context_ids, std::span<std::int32_t> out,
                       std::size_t max_blocks) const;

@@ -53,6 +53,8 @@ class ContextTree:
         """Shorten a held context to ``length`` committed tokens (a cut stop string)."""
     def lengths(self, context_ids: I64, out: I32) -> None:
         """Length of each context with its open reservation, into ``out`` [n]."""
+    def num_distinct_tokens(self, context_ids: I64) -> int:
+        """Tokens of these contexts together, reserved ones too; one that several share counts once."""
     def block_tables(self, context_ids: I64, out: I32) -> None:
         """Block ids of each context in order into ``out`` [n, max_blocks], -1 past the end."""
     def release(self, context_id: int) -> None:

@@ -47,6 +47,8 @@ class EngineConfig:
     heartbeat_s: float = 1.0
     manager_timeout_s: float = 60.0
     parent_pid: int | None = None  # end with this process, which must be the parent
+    simulate: Path | None = None  # a cost model (engine/cost_file.py) whose time steps take, without a model
+    write_cost: Path | None = None  # where the cost model is stored once it is known
 
     def __post_init__(self) -> None:
         check_range("block_size", self.block_size, 16, 16)

@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from parrot import wire
+from parrot.engine.cost_file import read_cost, write_cost
 from parrot.wire import CallId, ContextId, Dispatch, Fill, Generate, Sampling, pack_ids
 
 pytestmark = pytest.mark.system
@@ -292,3 +293,25 @@ def test_a_killed_engine_is_replaced_under_a_new_epoch(manager: Manager, start: 
         pass
     assert second.name == first.name
     assert isinstance(manager.replies_of(manager.dispatch([5, 6, 7]))[-1], wire.CallDone)
+
+
+def test_a_simulated_engine_answers_in_the_time_of_its_cost_model(
+    manager: Manager, tiny_model: Path, tmp_path: Path
+) -> None:
+    cost = wire.CostModel(20_000, 10, 20, 0.5, 4096, 256)
+    write_cost(tmp_path / "cost.json", cost, "made up")
+    command = [sys.executable, "-m", "parrot.cli.main", "engine", "--manager", manager.address]
+    command += ["--model", str(tiny_model), "--simulate", str(tmp_path / "cost.json")]
+    command += ["--write-cost", str(tmp_path / "again.json")]
+    process = subprocess.Popen(command, env=environment())
+    try:
+        register = manager.accept()
+        assert (register.cost_model, register.model.device) == (cost, "simulated")
+        assert read_cost(tmp_path / "again.json") == cost
+        call_id = manager.dispatch(list(range(100, 150)), max_tokens=10)
+        done = next(r for r in manager.replies_of(call_id) if isinstance(r, wire.GenerateDone))
+        assert (done.num_generated, done.finish_reason) == (10, "length")
+        assert 200_000 <= done.timing.finished_us - done.timing.received_us < 2_000_000
+    finally:
+        process.kill()
+        process.wait()

@@ -72,6 +72,15 @@ NumBlocks = Annotated[
 MaxBatchSize = Annotated[int, typer.Option(help="Sequences in one step.")]
 MaxBatchTokens = Annotated[int, typer.Option(help="Tokens of one step, prefill and decode together.")]
 NumThreads = Annotated[int | None, typer.Option(help="CPU threads of an engine; by default one per core.")]
+Simulate = Annotated[
+    Path | None,
+    typer.Option(
+        "--simulate",
+        metavar="FILE",
+        help="Without a model: steps take the time of this cost model, and the text is made up. "
+        "--model still names the tokenizer.",
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what is wrong.")]
 
 
@@ -89,6 +98,7 @@ def serve(
     max_batch_size: MaxBatchSize = 64,
     max_batch_tokens: MaxBatchTokens = 512,
     num_threads: NumThreads = None,
+    simulate: Simulate = None,
     session_idle_s: SessionIdle = 600.0,
     max_queued_calls: MaxQueuedCalls = 100_000,
     off: Off = None,
@@ -127,6 +137,7 @@ def serve(
             max_batch_size=max_batch_size,
             max_batch_tokens=max_batch_tokens,
             num_threads=num_threads,
+            simulate=simulate,
         )
         for index in range(engines)
     ]
@@ -183,6 +194,11 @@ def engine(
     parent_pid: Annotated[
         int | None, typer.Option("--parent-pid", help="End with this process, which must be the parent.")
     ] = None,
+    simulate: Simulate = None,
+    write_cost: Annotated[
+        Path | None,
+        typer.Option("--write-cost", metavar="FILE", help="Store what the engine measures at its start."),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Run one engine and join a manager."""
@@ -200,6 +216,8 @@ def engine(
         num_threads=num_threads,
         manager_timeout_s=manager_timeout_s,
         parent_pid=parent_pid,
+        simulate=simulate,
+        write_cost=write_cost,
     )
     from ..engine.server import run_engine
 

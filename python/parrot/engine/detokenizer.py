@@ -28,7 +28,11 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """The text that became final with this id; empty inside a character."""
-        self._ids.append(token_id)
+        return self.push_all((token_id,))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The same for several ids at once."""
+        self._ids += token_ids
         known, text = self._known(), self._decode(self._ids[self._window :])
         if text.endswith(_UNFINISHED) or len(text) <= len(known):
             return ""
@@ -131,6 +135,12 @@ class OutputText:
         self._num_ids += 1
         self._num_open += 1
         return self._add(self._stream.push(token_id))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """Add several ids at once to a text without stop strings; each is whole when the last one is."""
+        self._num_ids += len(token_ids)
+        self._num_open += len(token_ids)
+        return self._add(self._stream.push_all(token_ids))
 
     def finish(self) -> str:
         """No more ids: return the rest of the text, an unfinished last character included."""

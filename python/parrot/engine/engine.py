@@ -36,7 +36,7 @@ from .call import EngineCall, Output
 from .compiling import CompileQueue
 from .grammar import Grammars, unpack_masks
 from .logprobs import log_batch
-from .runner import ModelRunner, Reservation, Work, reserve, rows_to_log
+from .runner import Reservation, Runner, Work, reserve, rows_to_log
 from .sampling import Sampler
 from .stats import Counters, now_us
 from .uses import PendingUses
@@ -49,7 +49,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         tokenizer: Tokenizer,
         *,
         max_batch_size: int,
@@ -59,13 +59,12 @@ class Engine:
         self.counters = Counters()
         self.tree = ContextTree(runner.num_blocks, BLOCK_SIZE)
         self._runner = runner
-        self._config = runner.model.config
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer)
         self._max_batch_size = max_batch_size
         self._max_batch_tokens = max_batch_tokens
         self._clock = clock  # microseconds
-        self._grammars = Grammars(tokenizer, self._config.vocab_size)
+        self._grammars = Grammars(tokenizer, runner.vocab_size)
         self._compiling = CompileQueue(self._grammars)
         self._sampler = Sampler()
         self._waiting = WaitingQueue(self.tree)
@@ -92,8 +91,8 @@ class Engine:
         try:
             call = EngineCall(dispatch, self._clock())
             self._check_new(call)
-            call.check(self._config.vocab_size)
-            check_fits(call, self._config.max_positions, self._runner.num_blocks)
+            call.check(self._runner.vocab_size)
+            check_fits(call, self._runner.max_positions, self._runner.num_blocks)
             self._live[call.call_id] = call
             if not self._compiling.add(call):
                 self._enter(call)

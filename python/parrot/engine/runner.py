@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -80,15 +81,20 @@ def reserve(tree: ContextTree, work: Sequence[Work]) -> Reservation:
     return Reservation(context_ids, counts, token_ids, slots, copies)
 
 
-class ModelRunner:
-    """A model and its paged KV cache on one device."""
+class Runner(Protocol):
+    """What the step loop asks of a model and its KV cache."""
 
-    def __init__(self, model: LlamaModel, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.model = model
-        self.dtype = dtype
-        self.device = device
-        self.num_blocks = num_blocks
-        self.kv = PagedKV.allocate(model.config, num_blocks, dtype, device)
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below it."""
+
+    @property
+    def max_positions(self) -> int:
+        """The longest context."""
 
     def forward(
         self,
@@ -99,6 +105,36 @@ class ModelRunner:
     ) -> Tensor:
         """Compute a reserved step; float32 logits [sum(wants_logits) + len(more_rows), vocab]: of the last
         ids of those calls, then of these rows of the step."""
+
+
+class ModelRunner:
+    """A model and its paged KV cache on one device."""
+
+    def __init__(self, model: LlamaModel, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.model = model
+        self.dtype = dtype
+        self.device = device
+        self.num_blocks = num_blocks
+        self.kv = PagedKV.allocate(model.config, num_blocks, dtype, device)
+
+    @property
+    def vocab_size(self) -> int:
+        """See :class:`Runner`."""
+        return self.model.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        """See :class:`Runner`."""
+        return self.model.config.max_positions
+
+    def forward(
+        self,
+        tree: ContextTree,
+        step: Reservation,
+        wants_logits: Sequence[bool],
+        more_rows: Sequence[int] = (),
+    ) -> Tensor:
+        """See :class:`Runner`."""
         with torch.inference_mode():
             self.kv.copy_slots(torch.from_numpy(step.copies))
             return self.model.forward(self._build(tree, step, wants_logits, more_rows), self.kv)

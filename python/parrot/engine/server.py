@@ -57,7 +57,52 @@ def run_engine(config: EngineConfig) -> None:
 
 
 def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
-    """Load and measure the model: an engine that can take calls, and what it says of itself."""
+    """An engine that can take calls, and what it says of itself: its model loaded and measured, or simulated.
+    Raises :class:`SetupError` and :class:`ConfigError`."""
+    engine, model, cost_model = _load_model(config) if config.simulate is None else _simulate(config)
+    if config.write_cost is not None:
+        from .cost_file import write_cost
+
+        write_cost(config.write_cost, cost_model, f"{config.model} in {model.dtype} on {model.device}")
+    return engine, wire.Register(
+        protocol_version=wire.PROTOCOL_VERSION,
+        name=config.name,
+        epoch=secrets.token_hex(8),
+        pid=os.getpid(),
+        model=model,
+        cost_model=cost_model,
+        max_batch_size=config.max_batch_size,
+    )
+
+
+def _simulate(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.CostModel]:
+    assert config.simulate is not None
+    from ..models import resolve_model
+    from ..tokenizer.tokenizer import Tokenizer
+    from .cost_file import read_cost
+    from .made_up import MadeUpText
+    from .simulated import SimulatedEngine, SimulatedRunner, model_info
+    from .stats import now_us
+
+    cost = read_cost(config.simulate)
+    directory = resolve_model(config.model)
+    tokenizer = Tokenizer.load(directory)
+    info = model_info(config.model, directory, tokenizer)
+    engine = SimulatedEngine(
+        SimulatedRunner(cost, tokenizer, max_positions=info.max_model_len),
+        tokenizer,
+        MadeUpText(tokenizer),
+        max_batch_size=config.max_batch_size,
+        max_batch_tokens=config.max_batch_tokens,
+        clock=now_us,
+        wait_until=lambda end_us: time.sleep(max(0, end_us - now_us()) / 1e6),
+        share_prefixes=config.shared_prefix_attention,
+    )
+    return engine, info, cost
+
+
+def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.CostModel]:
+    """Load and measure the model."""
     import torch
 
     from .._core import set_cpu_threads
@@ -105,15 +150,7 @@ def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
         dtype=config.dtype,
         device=str(device),
     )
-    return engine, wire.Register(
-        protocol_version=wire.PROTOCOL_VERSION,
-        name=config.name,
-        epoch=secrets.token_hex(8),
-        pid=os.getpid(),
-        model=model_info,
-        cost_model=cost_model,
-        max_batch_size=config.max_batch_size,
-    )
+    return engine, model_info, cost_model
 
 
 def _device(name: str) -> torch.device:

@@ -38,6 +38,7 @@ def engine_argv(config: EngineConfig) -> list[str]:
         ("--max-batch-tokens", config.max_batch_tokens),
         ("--num-threads", config.num_threads),
         ("--parent-pid", config.parent_pid),
+        ("--simulate", config.simulate),
     ]
     argv = [sys.executable, "-m", "parrot.cli.main", "engine"]
     for flag, value in options:

@@ -1,0 +1,63 @@
+"""Text that stands for what a model would say: a function of the ids before it."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tokenizer.tokenizer import Tokenizer
+from ..wire import Ids, Sampling
+
+U64 = npt.NDArray[np.uint64]
+_WORD = re.compile("[▁Ġ][A-Za-z]{2,}")
+_FEWEST = 16
+
+
+class MadeUpText:
+    """Chooses the ids of outputs. One for all engines of a tokenizer; immutable."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        vocab = tokenizer.backend.get_vocab(with_added_tokens=False)
+        words = sorted(token_id for token, token_id in vocab.items() if _WORD.fullmatch(token))
+        if len(words) < _FEWEST:
+            ends = tokenizer.eos_ids | {tokenizer.bos_id}
+            words = sorted(i for i in vocab.values() if i not in ends and _is_text(tokenizer.decode([i])))
+        self._words = np.array(words, dtype=np.int32)
+        self._eos_id = min(tokenizer.eos_ids, default=None)
+
+    def seed(self, context: Ids, sampling: Sampling) -> int:
+        """What the whole output follows from: the ids before it (int32 [n]), and the client's seed."""
+        return zlib.crc32(np.ascontiguousarray(context).tobytes(), (sampling.seed or 0) & 0xFFFFFFFF)
+
+    def num_tokens(self, seed: int, sampling: Sampling) -> int:
+        """How many ids the output has: the most it may, unless it may end by itself."""
+        fewest = max(sampling.min_tokens, 1) + 1
+        if sampling.ignore_eos or self._eos_id is None or fewest > sampling.max_tokens:
+            return sampling.max_tokens
+        return fewest + int(_mix(seed, -1, 1)[0]) % (sampling.max_tokens - fewest + 1)
+
+    def ids(self, seed: int, sampling: Sampling, start: int, count: int) -> Ids:
+        """Ids ``[start, start + count)`` of the output; the last of one that ends by itself ends it."""
+        chosen: Ids = self._words[_mix(seed, start, count) % np.uint64(len(self._words))]
+        end = self.num_tokens(seed, sampling)
+        ends_itself = not sampling.ignore_eos and max(sampling.min_tokens, 1) < sampling.max_tokens
+        if self._eos_id is not None and ends_itself and start < end <= start + count:
+            chosen[end - 1 - start] = self._eos_id
+        return chosen
+
+
+def _mix(seed: int, start: int, count: int) -> U64:
+    """uint64 [count]: splitmix64 of seed and position."""
+    with np.errstate(over="ignore"):
+        x = np.arange(start + 1, start + 1 + count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        x += np.uint64(seed) * np.uint64(0xD1B54A32D192ED03)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+def _is_text(text: str) -> bool:
+    return bool(text.strip()) and text.isprintable()

@@ -1,0 +1,176 @@
+"""An engine that is simulated: its time is the cost model's, its text a function of the prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parrot import wire
+from parrot.engine.simulated import SimulatedEngine, SimulatedRunner, Stretch
+from parrot.simulation.engine import EngineActor, EngineSpec
+from parrot.simulation.loop import SimulatedLoop, run_simulated
+from parrot.tokenizer import Tokenizer
+from parrot.wire import CallId, ContextId, CostModel, Dispatch, Fill, Generate, Sampling, pack_ids
+from simulation import COST, made_up_text, words_tokenizer
+from tiny_models import byte_level_tokenizer, write_tokenizer
+
+Timeline = list[tuple[int, object]]
+
+
+def dispatch(number: int, prompt: Sequence[int], **sampling: object) -> Dispatch:
+    fields = {"max_tokens": 8, "ignore_eos": True, **sampling}
+    verbs = (
+        Fill(pack_ids(prompt), ContextId(number)),
+        Generate(Sampling(**fields), ContextId(number)),  # type: ignore[arg-type]
+    )
+    return Dispatch(CallId(number), 1, number, "THROUGHPUT", verbs)
+
+
+def play(
+    events: Sequence[tuple[int, wire.ToEngine]], spec: EngineSpec, *, stretches: bool = True
+) -> tuple[Timeline, EngineActor]:
+    """What an engine replies, and when, to messages that come at these times (microseconds)."""
+    timeline: Timeline = []
+
+    async def main(loop: SimulatedLoop) -> EngineActor:
+        def receive(message: wire.FromEngine) -> None:
+            assert isinstance(message, wire.StepReplies)
+            timeline.extend((loop.now_us(), reply) for reply in message.replies)
+
+        actor = EngineActor("engine", spec, words_tokenizer(), made_up_text(), loop, receive)
+        if not stretches:
+            actor.engine.stretch = lambda: None  # type: ignore[method-assign]
+        for when_us, message in events:
+            loop.call_at_us(when_us, actor.deliver, message)
+        await asyncio.sleep(3600)
+        assert not actor.engine.has_work
+        actor.engine.tree.check_invariants()
+        return actor
+
+    return timeline, run_simulated(main)
+
+
+def generated(timeline: Timeline) -> dict[int, wire.GenerateDone]:
+    return {reply.call_id: reply for _, reply in timeline if isinstance(reply, wire.GenerateDone)}
+
+
+def test_a_lone_call_takes_the_time_of_its_steps() -> None:
+    timeline, _ = play([(1000, dispatch(1, range(100, 200), max_tokens=5))], EngineSpec(COST))
+    prefill = 4000 + 10 + 20 * 100 + 100
+    decodes = sum(4000 + 10 + length for length in range(101, 105))
+    done = generated(timeline)[1]
+    assert done.timing == wire.Timing(1000, 1000, 1000 + prefill, 1000 + prefill + decodes)
+    assert done.num_generated == 5
+    assert timeline[-1][0] == done.timing.finished_us
+
+
+def test_a_shared_prefix_is_loaded_once_or_once_per_sequence() -> None:
+    shared, took = list(range(100, 1060)), {}
+    calls = [(0, dispatch(1, shared, max_tokens=1))]
+    calls += [(10**6, dispatch(n, [*shared, 90 + n], max_tokens=2)) for n in (2, 3, 4)]
+    for share in (True, False):
+        done = generated(play(calls, EngineSpec(COST, share_prefixes=share))[0])[4]
+        took[share] = done.timing.finished_us - done.timing.first_token_us
+    assert took == {True: 4000 + 30 + 960 + 3 * 2, False: 4000 + 30 + 3 * 962}
+
+
+def test_without_a_prefix_cache_nothing_is_found() -> None:
+    prompt = list(range(100, 300))
+    calls = [(0, dispatch(1, prompt)), (10**6, dispatch(2, prompt))]
+    cached = {}
+    for cache in (True, False):
+        timeline, _ = play(calls, EngineSpec(COST, cache_prefixes=cache))
+        fills = [reply for _, reply in timeline if isinstance(reply, wire.FillDone)]
+        cached[cache] = fills[-1].cached_tokens
+    assert cached == {True: 199, False: 0}
+
+
+def test_equal_prompts_give_equal_texts_and_others_do_not() -> None:
+    prompts = ([100, 101, 102], [100, 101, 103], [100, 101, 102])
+    timeline, _ = play([(0, dispatch(n, ids)) for n, ids in enumerate(prompts, 1)], EngineSpec(COST))
+    texts = [done.text for _, done in sorted(generated(timeline).items())]
+    assert texts[0] == texts[2] != texts[1]
+    encoded = words_tokenizer().encode(texts[0])
+    assert encoded.tobytes() == generated(timeline)[1].token_ids
+
+
+def test_outputs_end_by_themselves_unless_told_not_to() -> None:
+    calls = [dispatch(n, [100 + n], max_tokens=50, ignore_eos=False, min_tokens=5) for n in range(1, 20)]
+    done = generated(play([(0, call) for call in calls], EngineSpec(COST))[0])
+    lengths = {reply.num_generated for reply in done.values()}
+    assert len(lengths) > 5
+    assert all(5 < length <= 50 for length in lengths)
+    assert {reply.finish_reason for reply in done.values()} == {"stop"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "pattern"),
+    [
+        ("choices", '["yes", "no"]', "yes|no"),
+        ("regex", "[a-c]{2}", "[a-c]{2}"),
+        ("schema", '{"type": "array"}', r"\[[\s\S]*\]"),
+    ],
+)
+def test_a_grammar_is_followed(kind: str, source: str, pattern: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, byte_level_tokenizer(), eos_token="<|im_end|>"))
+    engine = SimulatedEngine(
+        SimulatedRunner(COST, tokenizer, max_positions=1000),
+        tokenizer,
+        made_up_text(),
+        max_batch_size=4,
+        max_batch_tokens=64,
+        clock=lambda: 0,
+        wait_until=lambda _: None,
+    )
+    grammar = wire.Grammar(kind, source)  # type: ignore[arg-type]
+    engine.submit(dispatch(1, [100, 101], max_tokens=60, ignore_eos=False, grammar=grammar))
+    replies: list[wire.Reply] = []
+    while engine.has_work:
+        replies += engine.step()
+    (done,) = (reply for reply in replies if isinstance(reply, wire.GenerateDone))
+    assert re.fullmatch(pattern, done.text)
+
+
+CALLS = st.lists(
+    st.tuples(
+        st.integers(0, 300_000),  # arrival
+        st.integers(1, 60),  # prompt: so many of the shared words, and one of its own
+        st.integers(1, 40),  # outputs
+        st.booleans(),  # ends by itself
+        st.integers(0, 400_000),  # aborted at; above 300,000 never
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(CALLS, st.sampled_from([8, 14, 4000]), st.integers(1, 5))
+def test_steps_taken_together_end_as_if_taken_one_by_one(
+    calls: list[tuple[int, int, int, bool, int]], num_blocks: int, max_batch_size: int
+) -> None:
+    cost = CostModel(4000, 10, 20, 1, 64_000, num_blocks)
+    spec = EngineSpec(cost, max_batch_size=max_batch_size, max_batch_tokens=48)
+    events: list[tuple[int, wire.ToEngine]] = []
+    for n, (arrival, prompt_len, max_tokens, natural, aborted) in enumerate(calls, 1):
+        prompt = [*range(100, 100 + prompt_len), 50 + n]
+        events.append((arrival, dispatch(n, prompt, max_tokens=max_tokens, ignore_eos=not natural)))
+        if aborted < 300_000:
+            events.append((arrival + aborted, wire.Abort((CallId(n),))))
+    together, actor = play(events, spec)
+    singly, slow = play(events, spec, stretches=False)
+    assert generated(together) == generated(singly)
+    assert actor.num_events <= slow.num_events
+
+
+def test_the_step_that_runs_when_something_comes_is_the_last_of_a_stretch() -> None:
+    stretch = Stretch(100, first_us=1000.0, growth_us=2.0)
+    assert stretch.duration_us(1) == 1000
+    assert stretch.duration_us(3) == 3006
+    assert [stretch.steps_within(t) for t in (0, 1, 1000, 1001, 3006, 3007, 10**9)] == [1, 1, 1, 2, 3, 4, 100]
