@@ -43,7 +43,8 @@ py::dict counters_of(const Scheduler& scheduler) {
     return py::dict("placed"_a = counters.placed, "placed_group"_a = counters.placed_group,
                     "placed_sharers"_a = counters.placed_sharers, "placed_prefix"_a = counters.placed_prefix,
                     "placed_alone"_a = counters.placed_alone, "splits"_a = counters.splits,
-                    "deferred"_a = counters.deferred, "holds"_a = counters.holds);
+                    "replications"_a = counters.replications, "deferred"_a = counters.deferred,
+                    "holds"_a = counters.holds);
 }
 
 void bind_values(py::module_& module) {
@@ -114,6 +115,22 @@ void submit(Scheduler& scheduler, int64_t call_id, int64_t app_id, int64_t app_a
                      int32_view("token_ids", token_ids), int32_view("boundaries", boundaries));
 }
 
+void add_context(Scheduler& scheduler, int64_t engine_id, int64_t context_id, int64_t domain,
+                 const py::object& token_ids, const py::object& boundaries, int64_t model, int64_t adapter) {
+    scheduler.add_context(engine_id, context_id, {.model = model, .adapter = adapter, .domain = domain},
+                          int32_view("token_ids", token_ids), int32_view("boundaries", boundaries));
+}
+
+std::vector<Candidate> candidates(Scheduler& scheduler, int64_t now_us, int64_t domain, bool latency,
+                                  const py::object& token_ids, const py::object& boundaries,
+                                  int32_t max_new_tokens, int64_t model, int64_t adapter) {
+    return scheduler.candidates({.scope = {.model = model, .adapter = adapter, .domain = domain},
+                                 .max_new_tokens = max_new_tokens,
+                                 .latency = latency},
+                                int32_view("token_ids", token_ids), int32_view("boundaries", boundaries),
+                                now_us);
+}
+
 void bind_scheduler_class(py::module_& module) {
     py::class_<Scheduler>(module, "Scheduler", "Algorithm 1: events in, placements out.")
         .def(py::init(&make_scheduler), py::kw_only(), "hash_key"_a, "group_placement"_a = true,
@@ -137,8 +154,12 @@ void bind_scheduler_class(py::module_& module) {
         .def("schedule", &Scheduler::schedule, "now_us"_a)
         .def("finish", &Scheduler::finish, "call_id"_a, py::kw_only(), "now_us"_a, "context_id"_a,
              "num_tokens"_a)
+        .def("add_context", &add_context, "engine_id"_a, "context_id"_a, py::kw_only(), "domain"_a,
+             "token_ids"_a, "boundaries"_a, "model"_a = 0, "adapter"_a = 0)
         .def("forget_context", &Scheduler::forget_context, "engine_id"_a, "context_id"_a, "remaining"_a)
         .def("explain", &Scheduler::explain, "call_id"_a)
+        .def("candidates", &candidates, py::kw_only(), "now_us"_a, "domain"_a, "latency"_a, "token_ids"_a,
+             "boundaries"_a, "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0)
         .def("engine_load", &Scheduler::engine_load, "engine_id"_a)
         .def("check_invariants", &Scheduler::check_invariants)
         .def_property_readonly("num_queued", &Scheduler::num_queued)

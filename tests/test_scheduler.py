@@ -88,6 +88,58 @@ def test_explain_lists_the_engines_best_first_with_the_parts_of_their_score() ->
     assert decided[0].decode_us == pytest.approx(49 * (8_000 + 40 + 0.1 * 525))
 
 
+def test_a_prefix_that_was_filled_ahead_draws_the_calls_that_begin_with_it() -> None:
+    driver = Driver.with_engines([Cost(), Cost(), Cost()])
+    prefix, boundaries = text(1, 1_000), np.array([500, 1_000], dtype=np.int32)
+    driver.scheduler.add_context(2, 7, domain=0, token_ids=prefix, boundaries=boundaries)
+    driver.scheduler.check_invariants()
+    prompt = np.concatenate([prefix, text(2, 50)])
+    driver.submit(1, prompt, boundaries=[500, 1_000, 1_050])
+    driver.submit(2, prompt, boundaries=[500, 1_000, 1_050], domain=1)
+    placed = driver.schedule()
+    assert (placed[1].engine_id, placed[1].prefix_len, placed[1].parent_context_id) == (2, 1_000, 7)
+    assert (placed[2].engine_id, placed[2].prefix_len) == (0, 0)
+    driver.scheduler.cancel(1)
+    driver.scheduler.forget_context(2, 7, 600)
+    driver.submit(3, prompt, boundaries=[500, 1_000, 1_050])
+    assert driver.schedule()[3].prefix_len == 500
+    driver.scheduler.cancel(3)
+    driver.scheduler.forget_context(2, 7, 0)
+    driver.submit(4, prompt, boundaries=[500, 1_000, 1_050])
+    assert driver.schedule()[4].prefix_len == 0
+
+
+def test_candidates_are_those_that_a_call_would_have_and_leave_nothing_behind() -> None:
+    driver = Driver.with_engines([Cost(), Cost(), Cost()])
+    prefix, boundaries = text(1, 1_000), np.array([500, 1_000], dtype=np.int32)
+    ask = {"domain": 0, "latency": False, "token_ids": prefix, "boundaries": boundaries, "now_us": 0}
+    driver.submit(1)
+    driver.schedule()
+    assert [c.engine_id for c in driver.scheduler.candidates(max_new_tokens=50, **ask)] == [1, 2, 0]
+    driver.scheduler.add_context(2, 7, domain=0, token_ids=prefix, boundaries=boundaries[:1])
+    best = driver.scheduler.candidates(max_new_tokens=50, **ask)[0]
+    driver.submit(2, prefix, boundaries=boundaries)
+    expected = driver.scheduler.explain(2)[0]
+    assert (best.engine_id, best.prefix_len) == (expected.engine_id, expected.prefix_len) == (2, 500)
+    assert best.score_us == expected.score_us
+    driver.scheduler.cancel(1)
+    driver.scheduler.cancel(2)
+    driver.scheduler.forget_context(2, 7, 0)
+    driver.scheduler.check_invariants()  # no prefix is left without a holder
+    assert Driver.with_engines([]).scheduler.candidates(max_new_tokens=50, **ask) == []
+
+
+def test_a_call_placed_away_from_its_prefix_is_counted_as_a_replication() -> None:
+    for affinity in (True, False):
+        driver = Driver.with_engines([Cost(max_batch_size=1), Cost()], prefix_affinity=affinity)
+        for call_id in (1, 2):
+            driver.submit(call_id, text(1, 2_000))
+            driver.schedule()
+        counters = driver.scheduler.counters()
+        assert counters["placed"] == 2
+        assert counters["replications"] == int(affinity)
+
+
 # --- bad input -------------------------------------------------------------------------------------------
 
 
@@ -104,6 +156,27 @@ def test_unknown_ids_are_key_errors() -> None:
     with pytest.raises(KeyError, match="engine_id = 9 is unknown"):
         scheduler.forget_context(9, 1, 0)
     scheduler.forget_context(0, 1, 0)
+    no_ids = np.zeros(0, dtype=np.int32)
+    with pytest.raises(KeyError, match="engine_id = 9 is unknown"):
+        scheduler.add_context(9, 1, domain=0, token_ids=no_ids, boundaries=no_ids)
+
+
+def test_contexts_filled_ahead_are_checked() -> None:
+    scheduler = Driver.with_engines([Cost()]).scheduler
+    ids = text(1, 20)
+
+    def add(context_id: int, *boundaries: int) -> None:
+        cuts = np.array(boundaries, dtype=np.int32)
+        scheduler.add_context(0, context_id, domain=0, token_ids=ids, boundaries=cuts)
+
+    with pytest.raises(ValueError, match="context_id = 0"):
+        add(0, 20)
+    with pytest.raises(ValueError, match=r"boundaries\[0\] = 21"):
+        add(1, 21)
+    add(1, 20)
+    with pytest.raises(ValueError, match="context_id = 1 is there already"):
+        add(1, 20)
+    scheduler.check_invariants()
 
 
 def test_duplicates_and_a_finish_before_its_time_are_refused() -> None:

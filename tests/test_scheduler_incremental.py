@@ -76,6 +76,8 @@ class Story:
                 self.contexts += [(engine, context)] if context else []
         elif event < 0.93 and self.queued:
             self.driver.scheduler.cancel(self.queued.pop(int(self.rng.integers(len(self.queued)))))
+        elif event < 0.94:
+            self.fill_ahead()
         elif event < 0.95:
             self.disturb()
         elif event < 0.98 and self.queued + list(self.running):
@@ -90,6 +92,16 @@ class Story:
             engine, context = self.contexts.pop(int(self.rng.integers(len(self.contexts))))
             if engine in self.driver.costs:
                 self.driver.scheduler.forget_context(engine, context, int(self.rng.integers(0, 160)))
+
+    def fill_ahead(self) -> None:
+        """An engine gets a prefix that no call has left there."""
+        prompt, cuts = self.prompt()
+        engine, context = sorted(self.driver.costs)[0], self.next_id
+        self.next_id += 1
+        self.driver.scheduler.add_context(
+            engine, context, domain=0, token_ids=prompt, boundaries=np.array(cuts, dtype=np.int32)
+        )
+        self.contexts.append((engine, context))
 
     def disturb(self) -> None:
         """An engine is paused, goes on, or changes its pace."""

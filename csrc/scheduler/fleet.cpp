@@ -132,10 +132,20 @@ void Fleet::leave_context(Call& call, ContextId context, int64_t length) {
     release(call);
     release_path({lost, call.path.end()});
     call.path.erase(lost, call.path.end());
-    if (call.path.empty()) return;
+    keep_context(engine, context, std::move(call.path));
+}
+
+void Fleet::add_context(Engine& engine, ContextId context, Path path) {
+    residency_.add_context(context, path, engine.slot);
+    keep_context(engine, context, std::move(path));
+}
+
+// The residency has it already.
+void Fleet::keep_context(Engine& engine, ContextId context, Path path) {
+    if (path.empty()) return;
     const uint32_t slot = contexts_.take();
     context_slots_.insert(context, slot);
-    contexts_[slot] = {context, &engine, std::move(call.path), static_cast<uint32_t>(engine.contexts.size())};
+    contexts_[slot] = {context, &engine, std::move(path), static_cast<uint32_t>(engine.contexts.size())};
     engine.contexts.push_back(slot);
 }
 

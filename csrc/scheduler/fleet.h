@@ -48,6 +48,9 @@ class Fleet {
     // The call leaves its engine; the first `length` tokens of its prompt stay there as a context, up to the
     // last boundary within them. Takes over the references of the call's path.
     void leave_context(Call& call, ContextId context, int64_t length);
+    bool has_context(ContextId context) const { return context_slots_.find(context) != nullptr; }
+    // A context that is not there yet, of no call. Takes over the references of the path.
+    void add_context(Engine& engine, ContextId context, Path path);
     // Keeps only the boundaries within the first `length` tokens. Unknown contexts are ignored.
     void shorten_context(ContextId context, const Engine& engine, int64_t length);
 
@@ -73,6 +76,7 @@ class Fleet {
     };
 
     void remove_call(Call& call);
+    void keep_context(Engine& engine, ContextId context, Path path);
     void forget_context(uint32_t slot);
 
     SchedulerOptions options_;

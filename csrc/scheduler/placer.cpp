@@ -142,12 +142,14 @@ void Placer::commit(const Choice& choice, Reason reason) {
     const double takes_us = candidate.queue_us + candidate.prefill_us + candidate.decode_us;
     Lane& lane = *call.lane;
     queue_.erase(call);
+    const int32_t longest = fleet_.residency().longest(call.path);
     const Residency::Location location = fleet_.admit(call, engine, takes_us, now_us_).location;
     queue_.charge(lane, call.key, call.tokens() - location.prefix_len);
     call.decision = choice.decision;
     count(reason);
     Placement placement{call.spec.call_id, engine.id, kNoContext, 0, reason, candidate.score_us};
     if (options_.prefix_affinity) {
+        if (location.prefix_len < longest) ++counters_.replications;
         placement.parent_context_id = location.context;
         placement.prefix_len = location.prefix_len;
     }

@@ -93,6 +93,13 @@ std::span<const int32_t> Residency::engines_of(NodeId node) const {
     return {&holders.only, holders.count};
 }
 
+int32_t Residency::longest(std::span<const PathEntry> path) const {
+    for (size_t i = path.size(); i-- > 0;) {
+        if (holders_[path[i].node].count > 0) return path[i].length;
+    }
+    return 0;
+}
+
 Residency::Location Residency::locate(std::span<const PathEntry> path, int32_t engine_slot) const {
     for (size_t i = path.size(); i-- > 0;) {
         const Resident* resident = first(path[i].node, engine_slot);

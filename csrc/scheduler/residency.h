@@ -69,6 +69,9 @@ class Residency {
     // Slots of the engines that have a node, in no order of meaning.
     std::span<const int32_t> engines_of(NodeId node) const;
 
+    // The longest prefix of `path` that any engine has.
+    int32_t longest(std::span<const PathEntry> path) const;
+
     // The longest prefix of `path` on an engine, and the newest context that has all of it.
     struct Location {
         int32_t prefix_len = 0;

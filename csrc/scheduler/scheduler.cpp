@@ -113,11 +113,7 @@ void Scheduler::submit(const CallSpec& spec, std::span<const int32_t> token_ids,
     call.slot = slot;
     call.prompt_len = static_cast<int32_t>(token_ids.size());
     call.pool = &fleet_.pool(spec.scope.model);
-    if (!boundaries.empty()) {
-        call.path = table_.acquire(spec.scope, token_ids, boundaries);
-        fleet_.grow(table_.num_slots());
-        queue_.grow(table_.num_slots());
-    }
+    call.path = acquire_path(spec.scope, token_ids, boundaries);
     queue_.enter(call);
     fresh_.push_back(spec.call_id);
 }
@@ -181,6 +177,17 @@ void Scheduler::finish(CallId call_id, int64_t now_us, ContextId context_id, int
     end(done);
 }
 
+void Scheduler::add_context(EngineId engine_id, ContextId context_id, const PrefixScope& scope,
+                            std::span<const int32_t> token_ids, std::span<const int32_t> boundaries) {
+    require_at_least("context_id", context_id, 1);
+    require_prompt(token_ids, boundaries);
+    Engine& holder = engine(engine_id);
+    if (fleet_.has_context(context_id)) {
+        throw std::invalid_argument("context_id = " + std::to_string(context_id) + " is there already");
+    }
+    fleet_.add_context(holder, context_id, acquire_path(scope, token_ids, boundaries));
+}
+
 void Scheduler::forget_context(EngineId engine_id, ContextId context_id, int64_t remaining) {
     require_at_least("remaining", remaining, 0);
     fleet_.shorten_context(context_id, engine(engine_id), remaining);
@@ -190,6 +197,20 @@ std::vector<Candidate> Scheduler::explain(CallId call_id) {
     const Call& known = call(call_id);
     if (known.engine != nullptr) return decisions_.candidates(known.decision);
     return placer_.candidates_of(known, now_us_);
+}
+
+std::vector<Candidate> Scheduler::candidates(const CallSpec& spec, std::span<const int32_t> token_ids,
+                                             std::span<const int32_t> boundaries, int64_t now_us) {
+    require_call(spec, token_ids, boundaries);
+    require_time("now_us", now_us);
+    Call call;
+    call.spec = spec;
+    call.prompt_len = static_cast<int32_t>(token_ids.size());
+    call.pool = &fleet_.pool(spec.scope.model);
+    call.path = acquire_path(spec.scope, token_ids, boundaries);
+    std::vector<Candidate> found = placer_.candidates_of(call, now_us);
+    fleet_.release_path(call.path);
+    return found;
 }
 
 std::pair<int64_t, int64_t> Scheduler::engine_load(EngineId engine_id) const {
@@ -235,6 +256,15 @@ Call& Scheduler::call(CallId call_id) {
     Call* known = find(call_id);
     if (known == nullptr) throw UnknownId("call_id", call_id);
     return *known;
+}
+
+Path Scheduler::acquire_path(const PrefixScope& scope, std::span<const int32_t> token_ids,
+                             std::span<const int32_t> boundaries) {
+    if (boundaries.empty()) return {};
+    Path path = table_.acquire(scope, token_ids, boundaries);
+    fleet_.grow(table_.num_slots());
+    queue_.grow(table_.num_slots());
+    return path;
 }
 
 // The call's record is used again; its place in the queue or on an engine, and its path, are given up

@@ -44,11 +44,18 @@ class Scheduler {
     void set_tenant_weight(int64_t tenant, double weight);
     std::vector<Placement> schedule(int64_t now_us);
     void finish(CallId call_id, int64_t now_us, ContextId context_id, int64_t num_tokens);
+    // The engine computes a prompt, or a part of one, ahead of the calls that begin with it: it has what lies
+    // before the boundaries, or is about to. Ids of contexts that are there already are refused.
+    void add_context(EngineId engine_id, ContextId context_id, const PrefixScope& scope,
+                     std::span<const int32_t> token_ids, std::span<const int32_t> boundaries);
     // Contexts that the engine does not have are ignored: not every context is a prefix holder.
     void forget_context(EngineId engine_id, ContextId context_id, int64_t remaining);
 
     // In flight: the candidates of its decision. Queued: what they would be now.
     std::vector<Candidate> explain(CallId call_id);
+    // What the candidates would be for a call that is not there; changes nothing.
+    std::vector<Candidate> candidates(const CallSpec& spec, std::span<const int32_t> token_ids,
+                                      std::span<const int32_t> boundaries, int64_t now_us);
     std::pair<int64_t, int64_t> engine_load(EngineId engine_id) const;
     size_t num_queued() const { return queue_.size(); }
     size_t num_in_flight() const { return slots_.size() - queue_.size(); }
@@ -59,6 +66,8 @@ class Scheduler {
     Engine& engine(EngineId engine_id) const;
     Call* find(CallId call_id);
     Call& call(CallId call_id);
+    Path acquire_path(const PrefixScope& scope, std::span<const int32_t> token_ids,
+                      std::span<const int32_t> boundaries);
     void end(Call& call);
     void drop(Call& call);
 

@@ -85,6 +85,7 @@ struct Counters {
     int64_t placed_prefix = 0;
     int64_t placed_alone = 0;
     int64_t splits = 0;
+    int64_t replications = 0;  // calls placed where less of their prompt is than some other engine has
     int64_t deferred = 0;
     int64_t holds = 0;
 };

@@ -367,10 +367,37 @@ class Scheduler:
         """Place every queued call that an engine can take now, best first; the rest stay queued."""
     def finish(self, call_id: int, *, now_us: int, context_id: int, num_tokens: int) -> None:
         """A call left its engine; with ``context_id`` > 0 its context stays there as a prefix holder."""
+    def add_context(
+        self,
+        engine_id: int,
+        context_id: int,
+        *,
+        domain: int,
+        token_ids: I32,
+        boundaries: I32,
+        model: int = 0,
+        adapter: int = 0,
+    ) -> None:
+        """The engine computes these ids ahead of the calls that begin with them: it has what lies before the
+        boundaries, or is about to. ``context_id`` > 0, not one that is there already."""
     def forget_context(self, engine_id: int, context_id: int, remaining: int) -> None:
         """An engine evicted (part of) a context; ``remaining`` tokens of it are left."""
     def explain(self, call_id: int) -> list[Candidate]:
         """The candidates of the last decision for a call that is queued or in flight, best first."""
+    def candidates(
+        self,
+        *,
+        now_us: int,
+        domain: int,
+        latency: bool,
+        token_ids: I32,
+        boundaries: I32,
+        max_new_tokens: int,
+        model: int = 0,
+        adapter: int = 0,
+    ) -> list[Candidate]:
+        """Where a call that is not there would be best off: the best 16 engines, best first. Changes
+        nothing."""
     def engine_load(self, engine_id: int) -> tuple[int, int]:
         """(calls in flight, tokens they hold with a shared prefix counted once)."""
     def check_invariants(self) -> None: ...
@@ -379,7 +406,8 @@ class Scheduler:
     @property
     def num_in_flight(self) -> int: ...
     def counters(self) -> dict[str, int]:
-        """placed, placed_group, placed_sharers, placed_prefix, placed_alone, splits, deferred, holds."""
+        """placed, placed_group, placed_sharers, placed_prefix, placed_alone, splits (of sets), replications (calls
+        placed where less of their prompt is than some other engine has), deferred, holds."""
 
 class PackedLinear:
     """The weight of a linear layer in the order in which the CPU kernels read it: a copy.

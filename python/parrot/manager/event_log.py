@@ -28,6 +28,7 @@ _EVENTS = frozenset(
         "cancel",
         "schedule",
         "finish",
+        "add_context",
         "forget_context",
     }
 )
