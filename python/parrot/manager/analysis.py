@@ -124,7 +124,7 @@ def _unit_dependencies(call: Call, index: int) -> Iterator[Node]:
         return
     if index > call.next_step:
         yield (call, index - 1)
-    for binding in call.steps[index].first_inputs():
+    for binding in call.steps[index].first_inputs:
         if binding.variable is not None:
             yield binding.variable
 

@@ -83,18 +83,14 @@ Part = TextPart | InputPart | OutputPart
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """One output hole with the parts since the previous one. ``num_missing`` counts the inputs that are
-    first read in this step and have no value yet."""
+    """One output hole with the parts since the previous one. ``first_inputs`` are those that no earlier
+    step reads, once each; ``num_missing`` counts those of them that have no value yet."""
 
     index: int
     parts: tuple[TextPart | InputPart, ...]
     output: OutputPart
+    first_inputs: tuple[InputBinding, ...] = ()
     num_missing: int = 0
-
-    def first_inputs(self) -> tuple[InputBinding, ...]:
-        """The inputs that no earlier step reads, once each."""
-        bindings = [part.binding for part in self.parts if isinstance(part, InputPart)]
-        return tuple(dict.fromkeys(binding for binding in bindings if binding.first_step == self.index))
 
 
 @dataclass(slots=True)

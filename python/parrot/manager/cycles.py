@@ -93,7 +93,7 @@ class _Search:
 def _step_inputs(call: Call, index: int) -> Iterator[_Node]:
     if index > 0:
         yield (call, index - 1)
-    for binding in call.steps[index].first_inputs():
+    for binding in call.steps[index].first_inputs:
         if binding.variable is not None:
             yield binding.variable
 

@@ -15,6 +15,7 @@ from ..errors import DoubleProducer, DuplicateRequest, InvalidRequest, RequestTo
 from ..wire import CallId
 from .call import Call, Timing
 from .holes import CallShape, shape_call
+from .prompt_table import ParsedPrompt, PromptTable
 from .tenants import public_id
 from .transforms import compile_chain
 from .variable import Derivation, Source, Variable
@@ -22,12 +23,14 @@ from .variable import Derivation, Source, Variable
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a call inherits from its session. ``call_ids`` never repeats one."""
+    """What a call inherits from its session. ``call_ids`` never repeats one; ``prompts`` serves all
+    sessions."""
 
     session_id: str
     domain: int
     config: ManagerConfig
     call_ids: Iterator[CallId]
+    prompts: PromptTable
 
 
 @dataclass(slots=True)
@@ -170,9 +173,12 @@ class _Drafter:
 
     def _add_call(self, body: CallBody, output_vars: dict[str, Variable]) -> None:
         request_id = self._take_request_id(body)
+        where = body.function or request_id
+        prompt = self._setting.prompts.get(body, where=where)
         shape = shape_call(
             body,
-            where=body.function or request_id,
+            prompt,
+            where=where,
             input_var=self._find,
             output_vars=output_vars,
             max_tokens=self._setting.config.default_max_tokens,
@@ -180,7 +186,7 @@ class _Drafter:
         for placeholder in body.placeholders:
             if placeholder.kind == "input" and placeholder.semantic_var_id is not None:
                 self._find(placeholder.semantic_var_id)
-        call = self._make_call(body, request_id, shape)
+        call = self._make_call(body, request_id, prompt, shape)
         for step in call.steps:
             self._draft.producers[step.output.binding.variable] = (call, step.index)
         self._draft.calls.append(call)
@@ -195,7 +201,7 @@ class _Drafter:
         self._request_ids.add(request_id)
         return request_id
 
-    def _make_call(self, body: CallBody, request_id: str, shape: CallShape) -> Call:
+    def _make_call(self, body: CallBody, request_id: str, prompt: ParsedPrompt, shape: CallShape) -> Call:
         return Call(
             call_id=next(self._setting.call_ids),
             request_id=request_id,
@@ -203,7 +209,7 @@ class _Drafter:
             function=body.function,
             model=body.model,
             domain=self._setting.domain,
-            roles=None if body.messages is None else tuple(message.role for message in body.messages),
+            roles=prompt.roles,
             steps=tuple(shape.steps),
             inputs=shape.inputs,
             outputs=shape.outputs,

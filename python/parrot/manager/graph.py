@@ -21,6 +21,7 @@ from .cycles import check_cycles
 from .draft import Draft, Setting, check_value_size, describe_origin, draft_submit
 from .flow import Changes, Flow
 from .prefix import prefix_hashes
+from .prompt_table import PromptTable
 from .tenants import public_id
 from .variable import Consumer, Variable
 
@@ -50,8 +51,9 @@ class Graph:
         domain: int = 1,
         call_ids: Iterator[CallId] | None = None,
         hash_key: bytes | None = None,
+        prompts: PromptTable | None = None,
     ) -> None:
-        """``call_ids`` and ``hash_key`` are one each per manager; ``domain`` isolates tenants."""
+        """``call_ids``, ``hash_key`` and ``prompts``: one each per manager; ``domain`` isolates tenants."""
         self.session_id = session_id
         self.domain = domain
         self.calls: dict[CallId, Call] = {}
@@ -61,7 +63,11 @@ class Graph:
         self.next_task_group = 0
         self._config = config or ManagerConfig()
         self._setting = Setting(
-            session_id, domain, self._config, call_ids or (CallId(number) for number in itertools.count(1))
+            session_id,
+            domain,
+            self._config,
+            call_ids or (CallId(number) for number in itertools.count(1)),
+            PromptTable() if prompts is None else prompts,
         )
         self._hash_key = hash_key or secrets.token_bytes(16)
 

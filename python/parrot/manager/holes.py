@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 
 from ..api import CallBody, PlaceholderBody, SamplingBody
 from ..errors import InvalidRequest, TemplateError, UnknownPlaceholder
-from ..template import Constant, Hole, Segment, no_output_reason, parse_template
+from ..template import no_output_reason
 from ..wire import Grammar, Sampling
 from .call import InputBinding, InputPart, OutputBinding, OutputPart, Step, TextPart
+from .prompt_table import ParsedPrompt, place
 from .transforms import compile_chain
 from .variable import Variable
 
 Resolve = Callable[[str], Variable]
+_DEFAULT_SAMPLING = SamplingBody()
 
 
 @dataclass(slots=True)
@@ -27,82 +29,101 @@ class CallShape:
 
 
 def shape_call(
-    body: CallBody, *, where: str, input_var: Resolve, output_vars: dict[str, Variable], max_tokens: int
+    body: CallBody,
+    prompt: ParsedPrompt,
+    *,
+    where: str,
+    input_var: Resolve,
+    output_vars: dict[str, Variable],
+    max_tokens: int,
 ) -> CallShape:
-    """Cut a call into steps. ``input_var`` finds an input's variable by id (or raises VariableNotFound);
-    ``output_vars`` has the variable of each output placeholder; ``max_tokens`` is the default of an output.
+    """Cut a call into steps. ``prompt`` is its own; ``input_var`` finds an input's variable by id (or raises
+    VariableNotFound); ``output_vars`` has the variable of each output placeholder; ``max_tokens`` is the
+    default of an output.
 
     Raises :class:`TemplateError`, :class:`UnknownPlaceholder`, :class:`TransformError` or
     :class:`InvalidRequest` naming ``where``, the placeholder and the line.
     """
-    return _Shaper(body, where, input_var, output_vars, max_tokens).shape()
+    return _Shaper(body, prompt, where, input_var, output_vars, max_tokens).shape()
 
 
 class _Shaper:
     def __init__(
         self,
         body: CallBody,
+        prompt: ParsedPrompt,
         where: str,
         input_var: Resolve,
         output_vars: dict[str, Variable],
         max_tokens: int,
     ) -> None:
         self._body = body
+        self._prompt = prompt
         self._where = where
-        self._segments = _parse(body, where)
         self._input_var = input_var
         self._output_vars = output_vars
         self._max_tokens = max_tokens
-        self._inputs = _by_name(body, "input", where)
-        self._outputs = _by_name(body, "output", where)
+        self._inputs: dict[str, PlaceholderBody] = {}
+        self._outputs: dict[str, PlaceholderBody] = {}
+        self._new_inputs: list[InputBinding] = []  # of the present step
         self._shape = CallShape()
 
     def shape(self) -> CallShape:
+        self._sort_placeholders()
         self._check_names()
-        waiting: list[tuple[Segment, int]] = []
-        for segment, message in self._segments:
-            if isinstance(segment, Hole) and segment.kind == "output":
-                self._add_step(waiting, segment, message)
-                waiting = []
-            else:
-                waiting.append((segment, message))
+        for index, (before, hole) in enumerate(self._prompt.steps):
+            parts = tuple(
+                part if isinstance(part, TextPart) else InputPart(self._input(part.name, index), part.message)
+                for part in before
+            )
+            binding = self._output(hole.name)
+            self._shape.outputs[hole.name] = binding
+            first_inputs = tuple(self._new_inputs)
+            self._new_inputs.clear()
+            self._shape.steps.append(Step(index, parts, OutputPart(binding, hole.message), first_inputs))
         return self._shape
 
+    def _sort_placeholders(self) -> None:
+        for placeholder in self._body.placeholders:
+            placeholders = self._inputs if placeholder.kind == "input" else self._outputs
+            if placeholder.name in placeholders:
+                raise InvalidRequest(
+                    f"{self._where}: {placeholder.kind} {placeholder.name!r} is bound twice",
+                    param=placeholder.name,
+                )
+            _check_fields(placeholder, self._where)
+            placeholders[placeholder.name] = placeholder
+
     def _check_names(self) -> None:
-        holes = [(hole, message) for hole, message in self._segments if isinstance(hole, Hole)]
-        outputs = {hole.name for hole, _ in holes if hole.kind == "output"}
-        if not outputs:
+        prompt = self._prompt
+        if not prompt.outputs:
             messages = self._body.messages or ()
             text = "\n".join([self._body.prompt or "", *(message.content for message in messages)])
             raise TemplateError(f"{self._where}: {no_output_reason(text)}")
-        inputs = {hole.name for hole, _ in holes if hole.kind == "input"}
-        bound = {"input": self._inputs.keys() | outputs, "output": self._outputs.keys()}
-        for hole, message in holes:
+        inputs, outputs = self._inputs.keys(), self._outputs.keys()
+        if outputs == prompt.outputs and inputs <= prompt.inputs <= inputs | outputs:
+            return
+        self._raise_unbound()
+        self._raise_unused()
+
+    def _raise_unbound(self) -> None:
+        bound = {"input": self._inputs.keys() | self._prompt.outputs, "output": self._outputs.keys()}
+        for hole in self._prompt.holes:
             if hole.name not in bound[hole.kind]:
-                place = _place(self._body, self._where, message)
+                here = place(self._body, self._where, hole.message)
                 raise UnknownPlaceholder(
-                    f"{place}, line {hole.line}: {{{{{hole.kind}:{hole.name}}}}} has no binding",
+                    f"{here}, line {hole.line}: {{{{{hole.kind}:{hole.name}}}}} has no binding",
                     param=hole.name,
                 )
-        unused = [("input", name) for name in self._inputs if name not in inputs]
-        unused += [("output", name) for name in self._outputs if name not in outputs]
+
+    def _raise_unused(self) -> None:
+        unused = [("input", name) for name in self._inputs if name not in self._prompt.inputs]
+        unused += [("output", name) for name in self._outputs if name not in self._prompt.outputs]
         for kind, name in unused:
             raise UnknownPlaceholder(
                 f"{self._where}: {kind} {name!r} is bound, but the template has no {{{{{kind}:{name}}}}}",
                 param=name,
             )
-
-    def _add_step(self, waiting: list[tuple[Segment, int]], hole: Hole, message: int) -> None:
-        index = len(self._shape.steps)
-        parts: list[TextPart | InputPart] = []
-        for segment, of_message in waiting:
-            if isinstance(segment, Constant):
-                parts.append(TextPart(segment.text, of_message))
-            else:
-                parts.append(InputPart(self._input(segment.name, index), of_message))
-        binding = self._output(hole.name)
-        self._shape.outputs[hole.name] = binding
-        self._shape.steps.append(Step(index, tuple(parts), OutputPart(binding, message)))
 
     def _input(self, name: str, step: int) -> InputBinding:
         known = self._shape.inputs.get(name)
@@ -121,6 +142,7 @@ class _Shaper:
         constant = placeholder.value if placeholder and variable is None else None
         binding = InputBinding(name, variable, chain, step, constant)
         self._shape.inputs[name] = binding
+        self._new_inputs.append(binding)
         return binding
 
     def _named_input(self, placeholder: PlaceholderBody | None, where: str) -> Variable | None:
@@ -134,7 +156,7 @@ class _Shaper:
     def _output(self, name: str) -> OutputBinding:
         placeholder = self._outputs[name]
         chain = compile_chain(placeholder.transforms, where=f"{self._where}, output {name!r}")
-        sampling = make_sampling(placeholder.sampling or SamplingBody(), self._max_tokens)
+        sampling = make_sampling(placeholder.sampling or _DEFAULT_SAMPLING, self._max_tokens)
         return OutputBinding(name, self._output_vars[name], chain, sampling)
 
 
@@ -168,60 +190,6 @@ def make_grammar(body: SamplingBody) -> Grammar | None:
     if body.choices is not None:
         return Grammar("choices", json.dumps(body.choices))
     return None if body.regex is None else Grammar("regex", body.regex)
-
-
-def _parse(body: CallBody, where: str) -> list[tuple[Segment, int]]:
-    """The segments of the prompt, or of all messages, each with the index of its message."""
-    if body.messages is None:
-        return [(segment, 0) for segment in parse_template(body.prompt or "", where=where)]
-    segments: list[tuple[Segment, int]] = []
-    for index, message in enumerate(body.messages):
-        place = _place(body, where, index)
-        for segment in parse_template(message.content, where=place):
-            if isinstance(segment, Hole) and segment.kind == "output" and message.role != "assistant":
-                raise TemplateError(
-                    f"{place}, line {segment.line}: output {segment.name!r} belongs in an assistant message",
-                    param=segment.name,
-                )
-            segments.append((segment, index))
-    _check_across_messages(body, segments, where)
-    return segments
-
-
-def _place(body: CallBody, where: str, message: int) -> str:
-    """``where`` and, in a chat, the message, counted from 1: a line says nothing without it."""
-    if body.messages is None:
-        return where
-    return f"{where}, message {message + 1} ({body.messages[message].role})"
-
-
-def _check_across_messages(body: CallBody, segments: list[tuple[Segment, int]], where: str) -> None:
-    """What parse_template checks within one template, for all messages together."""
-    seen: set[tuple[str, str]] = set()
-    for segment, index in segments:
-        if not isinstance(segment, Hole):
-            continue
-        if segment.kind == "output":
-            place = f"{_place(body, where, index)}, line {segment.line}: output {segment.name!r}"
-            if ("output", segment.name) in seen:
-                raise TemplateError(f"{place} appears a second time", param=segment.name)
-            if ("input", segment.name) in seen:
-                raise TemplateError(f"{place} is read before it is produced", param=segment.name)
-        seen.add((segment.kind, segment.name))
-
-
-def _by_name(body: CallBody, kind: str, where: str) -> dict[str, PlaceholderBody]:
-    placeholders: dict[str, PlaceholderBody] = {}
-    for placeholder in body.placeholders:
-        if placeholder.kind != kind:
-            continue
-        if placeholder.name in placeholders:
-            raise InvalidRequest(
-                f"{where}: {kind} {placeholder.name!r} is bound twice", param=placeholder.name
-            )
-        _check_fields(placeholder, where)
-        placeholders[placeholder.name] = placeholder
-    return placeholders
 
 
 def _check_fields(placeholder: PlaceholderBody, where: str) -> None:

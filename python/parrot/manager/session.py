@@ -13,6 +13,7 @@ from ..errors import DuplicateRequest, SessionNotFound
 from ..wire import CallId
 from .clock import now_us
 from .graph import Graph
+from .prompt_table import PromptTable
 from .tenants import DEFAULT_TENANT, Tenants, internal_id
 
 
@@ -55,6 +56,7 @@ class SessionTable:
         self._idle_us = round(config.session_idle_s * 1e6)
         self._sessions: dict[str, Session] = {}
         self._tenants = tenants or Tenants()
+        self._prompts = PromptTable()
         self._call_ids = (CallId(number) for number in itertools.count(1))
         self._hash_key = secrets.token_bytes(16)
 
@@ -110,6 +112,7 @@ class SessionTable:
             config=self._config,
             domain=domain,
             call_ids=self._call_ids,
+            prompts=self._prompts,
             hash_key=self._hash_key,
         )
         return Session(session_id, tenant, domain, graph, self._clock(), self._clock)

@@ -186,7 +186,7 @@ def _waits_for(call: Call) -> Iterator[Call | None]:
     if call.state is not CallState.WAITING or call.next_step >= len(call.steps):
         return
     step = call.steps[call.next_step]
-    pending = [binding.variable for binding in step.first_inputs() if binding.variable is not None]
+    pending = [binding.variable for binding in step.first_inputs if binding.variable is not None]
     seen: set[Variable] = set()
     while pending:
         variable = pending.pop()
