@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .errors import ErrorInfo, ParrotError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 CallId = NewType("CallId", int)  # unique for the life of a manager, never reused
 ContextId = NewType("ContextId", int)  # unique for the life of a manager, never reused; 0 = no context
@@ -145,6 +145,10 @@ class ContextUses(msgspec.Struct, frozen=True, tag=True):
     steps_to_next_use: tuple[int, ...]
 
 
+class ReportContexts(msgspec.Struct, frozen=True, tag=True):
+    """A frame of the engine was lost: what it said of contexts is to be said again (ContextSnapshot)."""
+
+
 class Ping(msgspec.Struct, frozen=True, tag=True):
     """Manager's heartbeat, every second; an engine that hears none for its timeout ends itself."""
 
@@ -155,7 +159,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End after the current step."""
 
 
-ToEngine = Dispatch | Abort | FreeContexts | ContextUses | Ping | Shutdown
+ToEngine = Dispatch | Abort | FreeContexts | ContextUses | ReportContexts | Ping | Shutdown
 
 
 # --- engine -> manager -------------------------------------------------------------------------------------
@@ -221,10 +225,11 @@ class Register(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """Sent every heartbeat, also while a long step runs."""
+    """Sent every heartbeat, also while a long step runs. ``sequence``: of the last StepReplies before it."""
 
     epoch: str
     stats: EngineStats
+    sequence: int = 0
 
 
 class FillDone(msgspec.Struct, frozen=True, tag=True):
@@ -303,17 +308,28 @@ class ContextsEvicted(msgspec.Struct, frozen=True, tag=True):
     remaining: tuple[int, ...]
 
 
-Reply = FillDone | Chunk | GenerateDone | CallDone | CallFailed | ContextsEvicted
+class ContextSnapshot(msgspec.Struct, frozen=True, tag=True):
+    """Every context whose call has ended, with the length still cached: what earlier frames of the engine
+    come to. The answer to ReportContexts."""
+
+    context_ids: tuple[ContextId, ...]
+    lengths: tuple[int, ...]
+
+
+Reply = FillDone | Chunk | GenerateDone | CallDone | CallFailed | ContextsEvicted | ContextSnapshot
 
 
 class StepReplies(msgspec.Struct, frozen=True, tag=True):
     """All replies of one engine step, in order. ``manager_id`` is that of the manager which dispatched the
-    calls: another one, which counts calls from 1 again, drops them. Empty: the engine knows only one."""
+    calls: another one, which counts calls from 1 again, drops them. Empty: the engine knows only one.
+    ``sequence`` counts an engine's StepReplies from 1, so that a lost one is noticed; 0 for an engine that
+    does not count them."""
 
     epoch: str
     replies: tuple[Reply, ...]
     stats: EngineStats
     manager_id: str = ""
+    sequence: int = 0
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
@@ -324,6 +340,13 @@ class Goodbye(msgspec.Struct, frozen=True, tag=True):
 
 
 FromEngine = Register | Heartbeat | StepReplies | Goodbye
+
+
+def max_cached_contexts(num_blocks: int) -> int:
+    """Contexts of ended calls that an engine keeps, the newest, and that the manager knows of it. Many can
+    end in the same few blocks, so that the cache alone would not bound them."""
+    return max(1024, num_blocks)
+
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

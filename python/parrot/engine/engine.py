@@ -23,15 +23,16 @@ from ..wire import (
     CallId,
     Chunk,
     ContextId,
-    ContextsEvicted,
     Dispatch,
     EngineStats,
     FinishReason,
     Ids,
     Reply,
+    max_cached_contexts,
 )
 from .admission import WaitingQueue, check_fits, num_blocks_for, too_long
 from .batch import BLOCK_SIZE
+from .cache import CachedContexts
 from .call import EngineCall, Output
 from .compiling import CompileQueue
 from .grammar import Grammars, unpack_masks
@@ -70,8 +71,9 @@ class Engine:
         self._waiting = WaitingQueue(self.tree)
         self._running: list[EngineCall] = []  # in order of application arrival
         self._live: dict[CallId, EngineCall] = {}
-        self._cached: set[ContextId] = set()  # contexts of calls that are done
+        self._cached = CachedContexts(self.tree, max_cached_contexts(runner.num_blocks))
         self._replies: list[Reply] = []
+        self._report_is_due = False
         self.uses = PendingUses()  # taken into account by the next step
 
     # --- between steps -------------------------------------------------------------------------------------
@@ -79,7 +81,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A step would do something or has replies to hand out."""
-        return bool(self._live or self._replies)
+        return bool(self._live or self._replies or self._report_is_due)
 
     def submit(self, dispatch: Dispatch) -> None:
         """Queue a call. One that can never run is answered with CallFailed by the next step.
@@ -115,16 +117,17 @@ class Engine:
     def reset(self) -> None:
         """Drop every call, context and reply: their manager is gone, and the next one counts from 1 again."""
         self.abort(list(self._live))
-        self.free_contexts(list(self._cached))
+        self._cached.clear()
         self.uses.clear()
         self._replies.clear()
 
     def free_contexts(self, context_ids: Iterable[ContextId]) -> None:
         """Forget cached contexts; unknown ones, and those of calls still here, are left alone."""
-        for context_id in context_ids:
-            if context_id in self._cached:
-                self._cached.remove(context_id)
-                self.tree.free(context_id)
+        self._cached.free(context_ids)
+
+    def report_contexts(self) -> None:
+        """Let the next replies end with a ContextSnapshot."""
+        self._report_is_due = True
 
     def stats(self) -> EngineStats:
         """Counters and load now."""
@@ -171,6 +174,9 @@ class Engine:
                     self._fail(call, _engine_error(error))
             self.counters.num_steps += 1
             self.counters.busy_us += self._clock() - started_us
+        if self._report_is_due:
+            self._report_is_due = False
+            self._replies.append(self._cached.snapshot())
         replies, self._replies = self._replies, []
         return replies
 
@@ -294,22 +300,19 @@ class Engine:
         self._replies += call.take_filled()
         if not call.ended:
             return
-        self._replies.append(CallDone(call.call_id, call.context_id, call.num_computed))
+        num_kept = 0 if call.frees_context else call.num_computed
+        self._replies.append(CallDone(call.call_id, call.context_id, num_kept))
         if call.frees_context:
             self.tree.free(call.context_id)
         else:
-            self.tree.release(call.context_id)
-            self._cached.add(call.context_id)
+            self._cached.keep(call.context_id)
         self._forget(call)
 
     def _report_evictions(self) -> None:
-        """Tell which cached contexts lost tokens; one that lost all is forgotten."""
-        evicted = [(ContextId(c), left) for c, left in self.tree.take_evicted() if c in self._cached]
-        if evicted:
-            context_ids, remaining = zip(*evicted, strict=True)
+        evicted = self._cached.take_evicted()
+        if evicted is not None:
             # Before what this step replies: it may have put a context of the same blocks in the cache.
-            self._replies.insert(0, ContextsEvicted(context_ids, remaining))
-            self.free_contexts([context_id for context_id, left in evicted if left == 0])
+            self._replies.insert(0, evicted)
 
     def _count(self, work: Work) -> None:
         if work.is_decode:

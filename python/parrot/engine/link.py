@@ -47,7 +47,15 @@ class ManagerChanged:
     manager_id: str
 
 
-Event = wire.Dispatch | wire.Abort | wire.FreeContexts | wire.ContextUses | ManagerChanged | Stop
+Event = (
+    wire.Dispatch
+    | wire.Abort
+    | wire.FreeContexts
+    | wire.ContextUses
+    | wire.ReportContexts
+    | ManagerChanged
+    | Stop
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,7 @@ class Link:
         self._register = register
         self._stats = stats
         self._manager_id: str | None = None
+        self._sequence = 0  # of the last StepReplies that the thread passed on
         self._stop_deadline: float | None = None
         self._context = zmq.Context()
         self._outbox = self._context.socket(zmq.PUSH)
@@ -93,7 +102,8 @@ class Link:
 
     def send(self, message: wire.FromEngine) -> None:
         """Queue a message; called by the loop alone."""
-        self._outbox.send(wire.encode(message))
+        sequence = message.sequence if isinstance(message, wire.StepReplies) else 0
+        self._outbox.send_multipart([sequence.to_bytes(8, "little"), wire.encode(message)])
 
     def stop(self, reason: str, exit_code: int = 0) -> None:
         """Ask the loop to end; the process ends within STOP_GRACE_S. May be called from a signal handler."""
@@ -104,7 +114,7 @@ class Link:
     def close(self, reason: str) -> None:
         """Say goodbye and close; under 2 s also when nobody listens."""
         self.send(wire.Goodbye(self._register.epoch, reason))
-        self._outbox.send(b"")
+        self._outbox.send_multipart([b"", b""])
         self._thread.join(timeout=1.0)
         self._outbox.close()
         self._context.destroy(linger=_GOODBYE_LINGER_MS)
@@ -169,12 +179,13 @@ class Link:
         """Pass on what the loop queued; False when it asked to close."""
         while True:
             try:
-                frame = self._wake.recv(zmq.NOBLOCK)
+                sequence, frame = self._wake.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return True
             if not frame:
                 return False
             self._dealer.send(frame, zmq.NOBLOCK)
+            self._sequence = int.from_bytes(sequence, "little") or self._sequence
 
     def _receive_all(self) -> None:
         while True:
@@ -218,7 +229,8 @@ class Link:
     def _heartbeat(self) -> None:
         if self._manager_id is not None:
             stats = msgspec.structs.replace(self._stats, clock_us=now_us(), dropped_messages=self.num_dropped)
-            self._dealer.send(wire.encode(wire.Heartbeat(self._register.epoch, stats)), zmq.NOBLOCK)
+            heartbeat = wire.Heartbeat(self._register.epoch, stats, self._sequence)
+            self._dealer.send(wire.encode(heartbeat), zmq.NOBLOCK)
 
     def _watch_manager(self) -> None:
         if time.monotonic() - self._last_ping > self._config.manager_timeout_s:

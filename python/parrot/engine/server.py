@@ -173,6 +173,7 @@ def _device(name: str) -> torch.device:
 
 def _serve(engine: Engine, link: Link, epoch: str) -> Stop:
     """The step loop; between steps it takes in everything that has arrived, and sleeps when idle."""
+    sequence = 0
     while True:
         stop = _take_events(engine, link)
         if stop is not None:
@@ -182,7 +183,8 @@ def _serve(engine: Engine, link: Link, epoch: str) -> Stop:
         stats = engine.stats()
         link.publish(stats)
         if replies:
-            link.send(wire.StepReplies(epoch, tuple(replies), stats, link.served_manager_id))
+            sequence += 1
+            link.send(wire.StepReplies(epoch, tuple(replies), stats, link.served_manager_id, sequence))
 
 
 def _take_events(engine: Engine, link: Link) -> Stop | None:
@@ -206,6 +208,8 @@ def _take_events(engine: Engine, link: Link) -> Stop | None:
                 engine.free_contexts(event.context_ids)
             case wire.ContextUses():
                 engine.uses.add(event)
+            case wire.ReportContexts():
+                engine.report_contexts()
             case wire.Dispatch():
                 try:
                     engine.submit(event)

@@ -20,6 +20,7 @@ from ..api import EngineView
 from ..config import ManagerConfig
 from .clock import ClockOffset, now_s, now_us
 from .engine_socket import EngineSocket, RouterSocket
+from .frames import FrameOrder
 
 log = logging.getLogger(__name__)
 _MAX_INVITED = 4096
@@ -36,6 +37,7 @@ class Engine:
     manager_id: str  # what its heartbeats say
     last_seen: float  # clock.now_s()
     clock: ClockOffset = field(default_factory=ClockOffset)
+    frames: FrameOrder = field(default_factory=FrameOrder)
     stats: wire.EngineStats | None = None
     alive: bool = True
     num_dispatched: int = 0  # calls sent to it that have not ended
@@ -188,10 +190,18 @@ class EngineRegistry:
             return
         engine.stats = message.stats
         engine.clock.observe(message.stats.clock_us, now_us())
-        if isinstance(message, wire.StepReplies) and self._events is not None:
-            if message.manager_id not in ("", engine.manager_id):
-                log.info("engine %s finished a step of calls of an earlier manager; dropped", engine.name)
-                return
+        if isinstance(message, wire.Heartbeat):
+            engine.frames.announced(message.sequence)
+            if not engine.frames.is_complete:
+                self.send(engine, wire.ReportContexts())
+            return
+        if engine.frames.arrived(message.sequence):
+            log.warning("a frame of engine %s was lost; it is asked what it has", engine.name)
+            self.send(engine, wire.ReportContexts())
+        if message.manager_id not in ("", engine.manager_id):
+            log.info("engine %s finished a step of calls of an earlier manager; dropped", engine.name)
+            return
+        if self._events is not None:
             self._events.engine_replied(engine, message.replies)
 
     def _invite(self, identity: bytes, epoch: str) -> None:

@@ -19,12 +19,12 @@ from .analysis import deduce
 from .application import Application
 from .call import Call, CallState, OutputBinding
 from .clock import now_us
-from .contexts import ContextLedger
 from .dispatcher import Dispatcher
 from .engines import Engine, EngineRegistry
 from .graph import Changes
 from .history import History
 from .key_file import load_keys
+from .knowledge import PrefixKnowledge
 from .prompts import PromptBuilder
 from .runs import Run
 from .scheduler_bridge import SchedulerBridge
@@ -56,8 +56,8 @@ class Executor:
         )
         self._applications: dict[str, Application] = {}
         self._numbers = itertools.count(1)
-        self._contexts = ContextLedger()
         self._uses = ContextUses(self.prompts) if config.graph_eviction else None
+        self.knowledge = PrefixKnowledge(registry, self.scheduler, self._uses)
         self._stale: dict[Application, None] = {}  # objectives may have to be deduced again
         self._turn_is_due = False
         self._num_live = 0
@@ -110,10 +110,7 @@ class Executor:
         application = self._applications.pop(session.session_id)
         application.closed = True
         self._stale.pop(application, None)
-        for engine_id, context_ids in self._contexts.take_session(session.session_id).items():
-            self._free_contexts(engine_id, context_ids)
-        if self._uses is not None:
-            self._uses.closed(session.session_id)
+        self.knowledge.closed(session.session_id)
         self.turn()
 
     def is_open(self, session: Session) -> bool:
@@ -209,14 +206,13 @@ class Executor:
     def engine_joined(self, engine: Engine) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         self._no_engine = None
+        self.knowledge.engine_joined(engine)
         self.dispatcher.engine_joined(engine)
 
     def engine_lost(self, engine: Engine, reason: str) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         log.info("%d calls were with engine %s (%s)", engine.num_dispatched, engine.name, reason)
-        self._contexts.engine_lost(engine.engine_id)
-        if self._uses is not None:
-            self._uses.engine_lost(engine.engine_id)
+        self.knowledge.engine_lost(engine)
         self.dispatcher.engine_lost(engine)
 
     def engines_do_not_start(self, reason: str) -> None:
@@ -236,7 +232,10 @@ class Executor:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         for reply in replies:
             if isinstance(reply, wire.ContextsEvicted):
-                self._evicted(engine, reply)
+                self.knowledge.evicted(engine, reply)
+                continue
+            if isinstance(reply, wire.ContextSnapshot):
+                self.knowledge.reported(engine, reply)
                 continue
             run = self.dispatcher.run(reply.call_id, engine)
             if run is None:
@@ -266,7 +265,7 @@ class Executor:
                 self._generated(engine, run, reply)
             case wire.CallDone():
                 self.dispatcher.finish(run, reply.num_tokens)
-                self._keep_context(engine, run)
+                self.knowledge.left(engine, run, reply.num_tokens)
             case wire.CallFailed():
                 self.dispatcher.fail(run)
                 self.call_failed(call, reply.error)
@@ -289,16 +288,6 @@ class Executor:
         graph = run.application.session.graph
         self.apply(graph.complete(call, step.index, reply.text, reply.token_ids))
 
-    def _keep_context(self, engine: Engine, run: Run) -> None:
-        if run.application.single is not None:
-            return
-        if run.application.closed:
-            self._free_contexts(engine.engine_id, [run.context_id])
-        else:
-            self._contexts.add(run.call.session_id, engine.engine_id, run.context_id)
-            if self._uses is not None:
-                self._uses.left(run, engine.engine_id)
-
     def _tell_uses(self) -> None:
         """Before what this turn dispatches: that may be what cached contexts have to make room for."""
         news = self._uses.take_news() if self._uses is not None else {}
@@ -306,22 +295,6 @@ class Executor:
             engine = self._registry.get(engine_id)
             if engine is not None:
                 self._registry.send(engine, message)
-
-    def _free_contexts(self, engine_id: int, context_ids: list[wire.ContextId]) -> None:
-        for context_id in context_ids:
-            self.scheduler.forget_context(engine_id, context_id, 0)
-        engine = self._registry.get(engine_id)
-        if engine is not None:
-            self._registry.send(engine, wire.FreeContexts(tuple(context_ids)))
-
-    def _evicted(self, engine: Engine, reply: wire.ContextsEvicted) -> None:
-        for context_id, remaining in zip(reply.context_ids, reply.remaining, strict=False):
-            self.scheduler.forget_context(engine.engine_id, context_id, remaining)
-            if remaining > 0:
-                continue
-            session_id = self._contexts.evicted(context_id)
-            if session_id is not None and self._uses is not None:
-                self._uses.evicted(session_id, context_id)
 
 
 def _cut(call: Call, output: OutputBinding) -> TypedOutputFailed:
