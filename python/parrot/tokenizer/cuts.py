@@ -57,14 +57,14 @@ def _split_pretokens(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[I
         return NO_IDS, text
     backend = tokenizer.literal if at_start else tokenizer.literal_middle
     encoding = _encode(backend, text)
-    words, offsets = encoding.word_ids, encoding.offsets
     composes = tokenizer.layout.composes
     num_unstable = 0
-    for index in range(len(words) - 1, 0, -1):
-        if words[index] == words[index - 1]:
+    # Asked one by one: of a long text only the last few matter, and all of them as a list take milliseconds.
+    for index in range(len(encoding) - 1, 0, -1):
+        if encoding.token_to_word(index) == encoding.token_to_word(index - 1):
             continue
         num_unstable += 1
-        cut = offsets[index][0]
+        cut = (encoding.token_to_chars(index) or (0, 0))[0]
         if num_unstable >= UNSTABLE_PRETOKENS and cut > 0 and not (composes and _may_compose(text[cut])):
             return np.array(encoding.ids[:index], dtype=np.int32), text[cut:]
     return NO_IDS, text

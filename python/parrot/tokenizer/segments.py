@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import InvalidRequest
 from ..wire import Ids
-from .cuts import encode_run, make_splitter
+from .cuts import NO_IDS, encode_run, make_splitter
 from .layout import PrefixSpace
 from .tokenizer import Tokenizer
 
@@ -54,14 +55,15 @@ class EncodedPrompt:
 class _Place(Enum):
     """Where in the prompt the carried text begins."""
 
+    __hash__ = object.__hash__  # there is one of each; Enum hashes the name, and in Python
+
     PROMPT_START = auto()
     AFTER_CONTROL = auto()
     AFTER_STRIPPING = auto()  # behind a control token that swallows white space
     IN_RUN = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(NamedTuple):
     """Between two pieces: the text that is not final yet, and what came before it."""
 
     place: _Place
@@ -74,6 +76,10 @@ class _Step:
 
     token_ids: Ids
     state: _State
+
+
+_Key = tuple[_State, str, bool | None]
+"""State before a piece, and the piece's text and control; None: the prompt ends there."""
 
 
 class PromptEncoder:
@@ -107,7 +113,7 @@ class PromptEncoder:
             state = step.state
             num_final += len(step.token_ids)
             ends.append(num_final)
-        parts.append(encode_run(self._tokenizer, state.carry, self._takes_space(state)))
+        parts.append(self._last_ids(state))
         return self._finish(np.concatenate(parts), ends, continues, _merged_index(pieces))
 
     @property
@@ -124,12 +130,12 @@ class PromptEncoder:
             num_bos = int(np.argmax(np.append(ids != bos, True)))
             ids = np.concatenate([np.array([bos], dtype=np.int32), ids[num_bos:]])
             shift = 1 - num_bos
-        limit = max(ends[-1] + shift if ends else shift, 0)
-        grid = np.arange(BOUNDARY_GRID, limit + 1, BOUNDARY_GRID)
-        shifted = np.array([0, *ends], dtype=np.int64) + shift
-        marks = np.unique(np.concatenate([grid, shifted[1:]]))
-        piece_ends = np.maximum(shifted[np.array(merged, dtype=np.int64) + 1], 0)
-        return EncodedPrompt(ids, marks[marks > 0].astype(np.int32), piece_ends.astype(np.int32))
+        # A handful of numbers: lists are several times as fast as arrays of them.
+        final = [max(end + shift, 0) for end in ends]
+        limit = final[-1] if final else max(shift, 0)
+        marks = sorted({*range(BOUNDARY_GRID, limit + 1, BOUNDARY_GRID), *final} - {0})
+        piece_ends = [final[index] if index >= 0 else max(shift, 0) for index in merged]
+        return EncodedPrompt(ids, np.array(marks, dtype=np.int32), np.array(piece_ends, dtype=np.int32))
 
     def _takes_space(self, state: _State) -> bool:
         if state.place is _Place.IN_RUN:
@@ -140,12 +146,23 @@ class PromptEncoder:
         )
 
     def _step(self, state: _State, piece: Piece) -> _Step:
-        key = (state, piece)
+        key = (state, piece.text, piece.control)
         step = self._steps.get(key)
         if step is None:
             step = self._compute(state, piece)
             self._steps.put(key, step)
         return step
+
+    def _last_ids(self, state: _State) -> Ids:
+        """Ids of the text that is carried to the end of the prompt."""
+        if not state.carry:
+            return NO_IDS
+        key = (state, "", None)
+        step = self._steps.get(key)
+        if step is None:
+            step = _Step(encode_run(self._tokenizer, state.carry, self._takes_space(state)), state)
+            self._steps.put(key, step)
+        return step.token_ids
 
     def _compute(self, state: _State, piece: Piece) -> _Step:
         _check_unicode(piece.text)
@@ -232,16 +249,16 @@ class _StepCache:
         self._capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self._lock = threading.Lock()
-        self._steps: OrderedDict[tuple[_State, Piece], _Step] = OrderedDict()
+        self._steps: OrderedDict[_Key, _Step] = OrderedDict()
 
-    def get(self, key: tuple[_State, Piece]) -> _Step | None:
+    def get(self, key: _Key) -> _Step | None:
         with self._lock:
             step = self._steps.get(key)
             if step is not None:
                 self._steps.move_to_end(key)
             return step
 
-    def put(self, key: tuple[_State, Piece], step: _Step) -> None:
+    def put(self, key: _Key, step: _Step) -> None:
         with self._lock:
             if key in self._steps:
                 return
@@ -252,6 +269,6 @@ class _StepCache:
                 self.used_bytes -= _size(old_key, old_step)
 
 
-def _size(key: tuple[_State, Piece], step: _Step) -> int:
-    characters = len(key[0].carry) + len(key[1].text) + len(step.state.carry)
+def _size(key: _Key, step: _Step) -> int:
+    characters = len(key[0].carry) + len(key[1]) + len(step.state.carry)
     return _ENTRY_OVERHEAD_BYTES + 2 * characters + step.token_ids.nbytes
