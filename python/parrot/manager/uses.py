@@ -1,8 +1,8 @@
 """What engines are told of the future of contexts that calls left on them (docs/kvcache.md, eviction).
 
 The manager knows the graph: which unfinished calls begin with what a context holds, and how many steps away
-they are. It says so per context, before the frames that this turn dispatches, and only what has changed. A
-session may spend a twentieth of the loop's time on it; what it has to say waits for the turn after that.
+they are. It says so per context, before the frames that this turn dispatches, and only what has changed.
+All sessions together may spend a twentieth of the loop's time on it; what is left waits for a later turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from .variable import Variable
 UNKNOWN_STEPS = 16  # what a context without hints counts as (csrc/kvcache/prefix_tree.h)
 _WHOLE = 2**31 - 1  # more tokens than any context has
 _MAX_CONTEXTS = 512  # of one session that are looked at, the newest
-_REST = 19  # times as long as a session's turn took, until its next one
+_MAX_TURN_S = 0.0005  # after which no further session is looked at
+_REST = 19  # times as long as that took, until the next time
 
 Use = tuple[int, int, int]  # prefix length, remaining uses, steps to the next one
 _NO_USE: Use = (0, 0, 0)
@@ -46,8 +47,6 @@ class _SessionUses:
     trie: PromptTrie[Call] = field(default_factory=PromptTrie)
     keys: dict[Call, tuple[Hashable, ...]] = field(default_factory=dict)  # of unfinished calls
     contexts: dict[wire.ContextId, _Context] = field(default_factory=dict)
-    is_stale: bool = False
-    rests_until: float = 0.0
 
 
 class ContextUses:
@@ -56,7 +55,8 @@ class ContextUses:
     def __init__(self, prompts: PromptBuilder) -> None:
         self._prompts = prompts
         self._sessions: dict[str, _SessionUses] = {}
-        self._stale: dict[str, _SessionUses] = {}
+        self._stale: dict[str, _SessionUses] = {}  # those that have waited longest first
+        self._rests_until = 0.0
 
     # --- events ---
 
@@ -111,31 +111,33 @@ class ContextUses:
     def take_news(self) -> dict[int, wire.ContextUses]:
         """By engine, what has changed since it was told."""
         news: dict[int, list[tuple[wire.ContextId, Use]]] = {}
-        for session_id, session in list(self._stale.items()):
-            started = now_s()
-            if started < session.rests_until:
-                continue
-            del self._stale[session_id]
-            for context_id, context, use in self._changed(session):
+        started = now = now_s()
+        if started < self._rests_until:
+            return {}
+        while self._stale and now - started <= _MAX_TURN_S:
+            session_id = next(iter(self._stale))
+            for context_id, context, use in self._changed(self._stale.pop(session_id)):
                 news.setdefault(context.engine_id, []).append((context_id, use))
-            ended = now_s()
-            session.rests_until = ended + _REST * (ended - started)
+            now = now_s()
+        self._rests_until = now + _REST * (now - started)
         return {engine_id: _message(rows) for engine_id, rows in news.items()}
 
     def _changed(self, session: _SessionUses) -> Iterator[tuple[wire.ContextId, _Context, Use]]:
-        steps = GraphSteps()
+        steps, nearest = GraphSteps(), dict[object, int]()
         for context_id, context in session.contexts.items():
-            use = self._use_of(context, session, steps)
+            use = self._use_of(context, session, steps, nearest)
             if not _is_same(use, context.told):
                 context.told = use
                 yield context_id, context, use
 
-    def _use_of(self, context: _Context, session: _SessionUses, steps: GraphSteps) -> Use:
+    def _use_of(
+        self, context: _Context, session: _SessionUses, steps: GraphSteps, nearest: dict[object, int]
+    ) -> Use:
         """The longest prefix that unfinished calls share. Without one, a constant beginning may serve another
         application of the kind; and once a session has no calls, nobody knows what it will do next."""
         if not session.keys:
             return _UNKNOWN
-        found = session.trie.next_use(context.keys, steps)
+        found = session.trie.next_use(context.keys, steps, nearest)
         if found.num_parts:
             length = self._length(context, found.num_parts)
             return (length, found.remaining_uses, found.steps) if length else _NO_USE
@@ -207,12 +209,14 @@ def part_keys(call: Call) -> tuple[Hashable, ...]:
     Unlike a hash of the text (:mod:`parrot.manager.prefix`), a key does not change when a value comes: one
     variable has one value, whether or not it is there.
     """
-    head: tuple[Hashable, ...] = (call.model, call.domain)
     keys: list[Hashable] = []
+    message = -1
     for part in call.parts:
-        roles = call.roles[: part.message + 1] if call.roles is not None else ()
-        keys.append((*head, roles, _content_key(part)))
-        head = ()
+        key = _content_key(part)
+        if call.roles is not None and part.message > message:
+            key = (call.roles[message + 1 : part.message + 1], key)
+            message = part.message
+        keys.append(key if keys else (call.model, call.domain, key))
     return tuple(keys)
 
 
