@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from parrot.engine.batch import BLOCK_SIZE, PagedKV, StepBatch
-from parrot.engine.model import LlamaModel
+from parrot.engine.model import DecoderModel
 from parrot.tokenizer import Piece, PromptEncoder, Tokenizer, render_chat
 
 NEAR_TIE = 1e-3
@@ -50,7 +50,7 @@ def _prompt_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
     return [int(token) for token in PromptEncoder(tokenizer).encode(pieces).token_ids]
 
 
-def _forward(model: LlamaModel, kv: PagedKV, ids: list[int], start: int) -> torch.Tensor:
+def _forward(model: DecoderModel, kv: PagedKV, ids: list[int], start: int) -> torch.Tensor:
     """Logits [vocab] after the last of ``ids``, which lie at position ``start`` of the only sequence."""
     positions = torch.arange(start, start + len(ids))
     batch = StepBatch(
@@ -67,8 +67,8 @@ def _forward(model: LlamaModel, kv: PagedKV, ids: list[int], start: int) -> torc
 
 
 @lru_cache(maxsize=1)
-def _load(directory: Path) -> tuple[Tokenizer, LlamaModel]:
-    return Tokenizer.load(directory), LlamaModel.load(directory, torch.float32, "cpu")
+def _load(directory: Path) -> tuple[Tokenizer, DecoderModel]:
+    return Tokenizer.load(directory), DecoderModel.load(directory, torch.float32, "cpu")
 
 
 def _common_prefix(first: str, second: str) -> str:

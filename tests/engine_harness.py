@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from parrot.engine.engine import Engine
-from parrot.engine.model import LlamaModel
+from parrot.engine.model import DecoderModel
 from parrot.engine.runner import ModelRunner
 from parrot.errors import ErrorInfo
 from parrot.tokenizer.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ class Harness:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: DecoderModel,
         tokenizer: Tokenizer,
         *,
         num_blocks: int = 256,
@@ -158,6 +158,6 @@ class Harness:
         return self.run(self.submit(prompt, **options))[0]  # type: ignore[arg-type]
 
 
-def load(directory: Path) -> tuple[LlamaModel, Tokenizer]:
+def load(directory: Path) -> tuple[DecoderModel, Tokenizer]:
     """The model in fp32, with its tokenizer."""
-    return LlamaModel.load(directory, torch.float32, torch.device("cpu")), Tokenizer.load(directory)
+    return DecoderModel.load(directory, torch.float32, torch.device("cpu")), Tokenizer.load(directory)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from parrot.engine.batch import BLOCK_SIZE, PagedKV, StepBatch
-from parrot.engine.model import LlamaModel
+from parrot.engine.model import DecoderModel
 
 
 @dataclass
@@ -25,7 +25,7 @@ class PagedSequence:
 class PagedRunner:
     """Runs steps of a model over one cache, all of whose slots hold NaN until they are written."""
 
-    def __init__(self, model: LlamaModel, num_blocks: int = 128, seed: int = 0) -> None:
+    def __init__(self, model: DecoderModel, num_blocks: int = 128, seed: int = 0) -> None:
         self.model = model
         self.kv = PagedKV.allocate(model.config, num_blocks, model.dtype, model.device)
         for cache in (*self.kv.k, *self.kv.v):

@@ -16,13 +16,13 @@ from engine_harness import Harness, Result
 from paged_sequences import PagedRunner, PagedSequence
 from parrot import _core
 from parrot.config import Backend
-from parrot.engine.model import LlamaModel
+from parrot.engine.model import DecoderModel
 from parrot.tokenizer.tokenizer import Tokenizer
 
 
 def run_calls(directory: Path, backend: Backend, *, share_prefixes: bool = True) -> list[Result]:
     """Two groups of calls with a common prefix each, strangers, and more prompt than one step takes."""
-    model = LlamaModel.load(directory, torch.float32, "cpu", backend, share_prefixes=share_prefixes)
+    model = DecoderModel.load(directory, torch.float32, "cpu", backend, share_prefixes=share_prefixes)
     harness = Harness(model, Tokenizer.load(directory), num_blocks=200, max_batch_tokens=96)
     rng = random.Random(5)
     prefixes = [[rng.randrange(3, 500) for _ in range(length)] for length in (130, 77, 0)]
@@ -60,7 +60,7 @@ def test_the_number_of_threads_changes_nothing(tiny_model: Path, expected: list[
         _core.set_cpu_threads(before[1])
 
 
-def top2_gap(model: LlamaModel, ids: list[int]) -> float:
+def top2_gap(model: DecoderModel, ids: list[int]) -> float:
     """Between the two largest logits after ``ids``."""
     sequence = PagedSequence()
     PagedRunner(model).step((sequence, ids))
@@ -74,7 +74,7 @@ def test_the_real_model_writes_the_same_but_for_near_ties(smollm2_dir: Path) -> 
     texts = ("The capital of France is", "def fibonacci(n):\n", "1, 2, 3, 4,")
     prompts = [tokenizer.encode(text).tolist() for text in texts]
     torch_model, native_model = (
-        LlamaModel.load(smollm2_dir, torch.float32, "cpu", backend) for backend in ("torch", "native")
+        DecoderModel.load(smollm2_dir, torch.float32, "cpu", backend) for backend in ("torch", "native")
     )
     written = []
     for model in (torch_model, native_model):

@@ -72,6 +72,7 @@ def test_the_supervisor_and_the_engine_command_agree(engines: list[EngineConfig]
         name="engine-7",
         device="cuda:1",
         dtype="float16",
+        dummy_weights=True,
         backend="torch",
         shared_prefix_attention=False,
         num_blocks=77,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine_harness import Harness, Result, load
-from parrot.engine.model import LlamaModel
+from parrot.engine.model import DecoderModel
 from parrot.errors import DuplicateRequest
 from parrot.tokenizer.tokenizer import Tokenizer
 from parrot.wire import CallId, ContextId, Dispatch, Fill, FreeContext, Generate, Sampling, pack_ids
@@ -21,12 +21,12 @@ Oracle = Callable[[Sequence[int], int], list[int]]
 
 
 @pytest.fixture(scope="module")
-def loaded(tiny_model: Path) -> tuple[LlamaModel, Tokenizer]:
+def loaded(tiny_model: Path) -> tuple[DecoderModel, Tokenizer]:
     return load(tiny_model)
 
 
 @pytest.fixture
-def make(loaded: tuple[LlamaModel, Tokenizer]) -> MakeHarness:
+def make(loaded: tuple[DecoderModel, Tokenizer]) -> MakeHarness:
     def build(**options: int) -> Harness:
         return Harness(*loaded, **options)
 
@@ -326,7 +326,7 @@ def test_a_context_freed_by_the_call_itself_is_forgotten(make: MakeHarness) -> N
 
 
 def test_end_of_sequence_ends_the_output_and_stays_out_of_the_context(
-    loaded: tuple[LlamaModel, Tokenizer], oracle: Oracle
+    loaded: tuple[DecoderModel, Tokenizer], oracle: Oracle
 ) -> None:
     model, tokenizer = loaded
     prompt, follow = prompt_of(20, seed=4), prompt_of(5, seed=5)
@@ -345,7 +345,7 @@ def test_end_of_sequence_ends_the_output_and_stays_out_of_the_context(
 
 
 def test_two_outputs_after_each_other_go_on_after_an_end_of_sequence(
-    loaded: tuple[LlamaModel, Tokenizer], oracle: Oracle
+    loaded: tuple[DecoderModel, Tokenizer], oracle: Oracle
 ) -> None:
     model, tokenizer = loaded
     prompt = prompt_of(20, seed=4)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine_harness import Harness, load
-from parrot.engine.model import LlamaModel
+from parrot.engine.model import DecoderModel
 from parrot.tokenizer.tokenizer import Tokenizer
 from parrot.wire import CallId, ContextId, ContextUses
 
@@ -18,12 +18,12 @@ NUM_NEW = 6
 
 
 @pytest.fixture(scope="module")
-def loaded(tiny_model: Path) -> tuple[LlamaModel, Tokenizer]:
+def loaded(tiny_model: Path) -> tuple[DecoderModel, Tokenizer]:
     return load(tiny_model)
 
 
 @pytest.fixture
-def make(loaded: tuple[LlamaModel, Tokenizer]) -> MakeHarness:
+def make(loaded: tuple[DecoderModel, Tokenizer]) -> MakeHarness:
     return lambda **options: Harness(*loaded, **options)
 
 

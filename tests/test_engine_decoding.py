@@ -16,7 +16,7 @@ import torch
 
 from engine_harness import Harness, load
 from parrot.engine.grammar import Grammars
-from parrot.engine.model import LlamaModel
+from parrot.engine.model import DecoderModel
 from parrot.tokenizer.tokenizer import Tokenizer
 from parrot.wire import CallId, Grammar, Logprobs, Sampling
 
@@ -52,12 +52,12 @@ REPEATING = Grammar("regex", "zzzzzz[xz]{6}zzzz[xz]{6}")
 
 
 @pytest.fixture(scope="module")
-def loaded(tiny_model: Path) -> tuple[LlamaModel, Tokenizer]:
+def loaded(tiny_model: Path) -> tuple[DecoderModel, Tokenizer]:
     return load(tiny_model)
 
 
 @pytest.fixture
-def make(loaded: tuple[LlamaModel, Tokenizer]) -> MakeHarness:
+def make(loaded: tuple[DecoderModel, Tokenizer]) -> MakeHarness:
     def build(**options: int) -> Harness:
         return Harness(*loaded, **options)
 
@@ -209,7 +209,7 @@ def test_a_stop_id_ends_the_output_and_is_cut(make: MakeHarness) -> None:
     assert result.outputs[0].finish_reason == "stop"
 
 
-def test_the_first_min_tokens_ids_do_not_end_the_output(loaded: tuple[LlamaModel, Tokenizer]) -> None:
+def test_the_first_min_tokens_ids_do_not_end_the_output(loaded: tuple[DecoderModel, Tokenizer]) -> None:
     model, tokenizer = loaded
     prompt = prompt_of(20, seed=6)
     plain = Harness(model, tokenizer).generate(prompt, max_tokens=24)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from parrot.engine.model_config import ModelConfig
 from parrot.errors import ModelFileError
 from parrot.gguf_model import convert_gguf
 from parrot.tokenizer import Tokenizer
 from tiny_gguf import write_gguf
+from tiny_models import write_family
 
 
 def convert(path: Path, target: Path) -> Path:
@@ -30,6 +33,20 @@ def test_tensors_come_back_as_they_were(request: pytest.FixtureRequest, model: s
     assert tensors.keys() == expected.keys()
     for name, values in expected.items():
         assert np.array_equal(tensors[name], values), name
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen2-tied", "qwen3"])
+def test_other_architectures_come_back_too(family: str, tmp_path: Path) -> None:
+    source = write_family(tmp_path / "source", family)
+    path = write_gguf(tmp_path / "m.gguf", source, architecture=family.partition("-")[0])
+    target = convert(path, tmp_path / "out")
+    expected, tensors = load_file(source / "model.safetensors"), load_file(target / "model.safetensors")
+    assert tensors.keys() == expected.keys()
+    for name, values in expected.items():
+        assert np.array_equal(tensors[name], values), name
+    theirs, ours = ModelConfig.load(source), ModelConfig.load(target)
+    assert replace(ours, norm_eps=theirs.norm_eps) == theirs
+    assert ours.norm_eps == pytest.approx(theirs.norm_eps)
 
 
 def test_quantised_tensors_are_dequantised_in_fp32(tiny_model: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from parrot.engine import memory
-from parrot.engine.weights import ModelConfig
+from parrot.engine.model_config import ModelConfig
 from parrot.errors import SetupError
 
 

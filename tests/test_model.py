@@ -16,16 +16,16 @@ from parrot import _core
 from parrot.config import Backend
 from parrot.engine import model as model_module
 from parrot.engine.batch import PagedKV, StepBatch
-from parrot.engine.model import LlamaModel, choose_backend
+from parrot.engine.model import DecoderModel, choose_backend
 from parrot.errors import ConfigError
-from tiny_models import write_tiny_model
+from tiny_models import FAMILIES, write_family, write_tiny_model
 
 TOLERANCE = 1e-4
 
 
 @cache
-def load(directory: Path, backend: Backend = "torch", dtype: torch.dtype = torch.float32) -> LlamaModel:
-    return LlamaModel.load(directory, dtype, "cpu", backend)
+def load(directory: Path, backend: Backend = "torch", dtype: torch.dtype = torch.float32) -> DecoderModel:
+    return DecoderModel.load(directory, dtype, "cpu", backend)
 
 
 @cache
@@ -43,7 +43,7 @@ def _transformers_model(directory: Path, dtype: torch.dtype) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
 
 
-def random_ids(model: LlamaModel, length: int, seed: int = 0) -> list[int]:
+def random_ids(model: DecoderModel, length: int, seed: int = 0) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(3, model.config.vocab_size) for _ in range(length)]
 
@@ -59,9 +59,22 @@ def assert_right(directory: Path, sequence: PagedSequence) -> None:
     assert worst <= TOLERANCE
 
 
-@pytest.fixture(params=["tiny_model", "tiny_mha_model", pytest.param("smollm2_dir", marks=pytest.mark.model)])
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A directory for each family that differs from the tiny models."""
+    root = tmp_path_factory.mktemp("families")
+    return {family: write_family(root / family, family) for family in FAMILIES}
+
+
+@pytest.fixture(
+    params=["tiny_model", "tiny_mha_model", pytest.param("smollm2_dir", marks=pytest.mark.model), *FAMILIES]
+)
 def directory(request: pytest.FixtureRequest) -> Path:
-    path: Path = request.getfixturevalue(request.param)
+    path: Path
+    if request.param in FAMILIES:
+        path = request.getfixturevalue("families")[request.param]
+    else:
+        path = request.getfixturevalue(request.param)
     return path
 
 
@@ -142,7 +155,7 @@ def test_bfloat16_is_as_accurate_as_transformers(directory: Path, backend: Backe
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float16, 1e-2)])
 def test_the_same_on_a_gpu(tiny_model: Path, dtype: torch.dtype, tolerance: float) -> None:
-    model, sequences = LlamaModel.load(tiny_model, dtype, "cuda"), [PagedSequence(), PagedSequence()]
+    model, sequences = DecoderModel.load(tiny_model, dtype, "cuda"), [PagedSequence(), PagedSequence()]
     runner, ids = PagedRunner(model), random_ids(load(tiny_model), 60)
     runner.step((sequences[0], ids[:20]), (sequences[1], ids[:1]))
     runner.step((sequences[0], ids[20:50]), (sequences[1], ids[1:2]))

@@ -9,11 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parrot.engine.weights import ModelConfig, load_weights
+from paged_sequences import PagedRunner, PagedSequence
+from parrot.engine.model import DecoderModel
+from parrot.engine.model_config import ModelConfig
+from parrot.engine.weights import load_weights
 from parrot.errors import ModelFileError
 from parrot.kernels.ops import DecoderShape
 from parrot.kernels.torch_ops import TorchOps
-from tiny_models import write_tiny_model
+from tiny_models import write_family, write_tiny_model
 
 OPS = TorchOps(DecoderShape(4, 2, 16, 1e-5, torch.empty(8)), torch.float32)
 
@@ -37,8 +40,8 @@ def test_fuses_the_projections_that_read_one_input(directory: Path) -> None:
     weights = load_weights(directory, config, torch.bfloat16, torch.device("cpu"), OPS)
     tensors = load_file(directory / "model.safetensors")
     names = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]
-    assert torch.equal(weights.layers[1].qkv, torch.cat([tensors[name] for name in names]).bfloat16())
-    assert weights.layers[1].qkv.shape == ((4 + 2 * 2) * 16, 64)
+    assert torch.equal(weights.layers[1].qkv.weight, torch.cat([tensors[name] for name in names]).bfloat16())
+    assert weights.layers[1].qkv.weight.shape == ((4 + 2 * 2) * 16, 64)
     assert weights.head is not weights.embedding
 
 
@@ -62,7 +65,7 @@ def test_reads_sharded_files_through_their_index(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     path.unlink()
     weights = load_weights(directory, ModelConfig.load(directory), torch.float32, torch.device("cpu"), OPS)
-    assert torch.equal(weights.layers[0].gate_up, expected.layers[0].gate_up)
+    assert torch.equal(weights.layers[0].up.weight, expected.layers[0].up.weight)
 
 
 def test_kv_bytes_per_token(directory: Path) -> None:
@@ -98,9 +101,9 @@ def test_a_truncated_file_is_named(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("architectures", ["OPTForCausalLM"]),
+        ("architectures", ["GPT2LMHeadModel"]),
+        ("architectures", ["LlamaForCausalLM", "OPTForCausalLM"]),
         ("hidden_act", "gelu"),
-        ("attention_bias", True),
         ("rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
         ("num_key_value_heads", 3),
         ("hidden_size", "wide"),
@@ -119,3 +122,55 @@ def test_a_missing_field_is_named(directory: Path) -> None:
     path.write_text(json.dumps(fields))
     with pytest.raises(ModelFileError, match="rms_norm_eps"):
         ModelConfig.load(directory)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("do_layer_norm_before", False),
+        ("activation_function", "gelu"),
+        ("word_embed_proj_dim", 32),
+        ("layer_norm_elementwise_affine", False),
+    ],
+)
+def test_what_some_opt_models_do_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    directory = write_family(tmp_path / "opt", "opt")
+    ModelConfig.load(directory)
+    change_config(directory, **{field: value})
+    with pytest.raises(ModelFileError, match=field):
+        ModelConfig.load(directory)
+
+
+def test_a_missing_bias_is_named(tmp_path: Path) -> None:
+    directory = write_family(tmp_path / "qwen2", "qwen2")
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.self_attn.k_proj.bias"]
+    save_file(tensors, path)
+    with pytest.raises(ModelFileError, match=r"model\.layers\.1\.self_attn\.k_proj\.bias"):
+        load(directory)
+
+
+def test_contexts_end_where_a_sliding_window_would_begin_to_slide(tmp_path: Path) -> None:
+    mistral = write_family(tmp_path / "mistral", "mistral")
+    change_config(mistral, sliding_window=100)
+    assert ModelConfig.load(mistral).max_positions == 100
+    qwen = write_family(tmp_path / "qwen", "qwen2")
+    change_config(qwen, sliding_window=100, use_sliding_window=False)
+    assert ModelConfig.load(qwen).max_positions == 512
+    change_config(qwen, use_sliding_window=True)
+    assert ModelConfig.load(qwen).max_positions == 100
+
+
+def test_dummy_weights_need_no_file_and_give_finite_logits(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    models = [
+        DecoderModel.load(directory, torch.float32, "cpu", "torch", dummy_weights=True) for _ in range(2)
+    ]
+    sequences = [PagedSequence() for _ in models]
+    for model, sequence in zip(models, sequences, strict=True):
+        PagedRunner(model).step((sequence, list(range(40))))
+    logits = torch.stack(sequences[0].logits)
+    assert torch.isfinite(logits).all()
+    assert logits.std() > 0.1
+    assert torch.equal(logits, torch.stack(sequences[1].logits))

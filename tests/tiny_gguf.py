@@ -11,6 +11,8 @@ from safetensors.numpy import load_file
 
 _NAMES = {
     "input_layernorm": "attn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -41,7 +43,7 @@ def write_gguf(
     architecture: str = "llama",
     leave_out: str | None = None,
 ) -> Path:
-    """Norms stay fp32; ``leave_out``: a tensor (GGUF name) to omit."""
+    """Norms and biases stay fp32; ``leave_out``: a tensor (GGUF name) to omit."""
     config = json.loads((directory / "config.json").read_text())
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config["num_hidden_layers"])
@@ -50,16 +52,15 @@ def write_gguf(
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
+    writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
     add_byte_level_tokenizer(writer, directory)
     for name, values in load_file(directory / "model.safetensors").items():
-        name = name.removesuffix(".weight")
-        if name.endswith("q_proj"):
+        if architecture == "llama" and name.endswith("q_proj.weight"):
             values = permute(values, config["num_attention_heads"])
-        elif name.endswith("k_proj"):
+        elif architecture == "llama" and name.endswith("k_proj.weight"):
             values = permute(values, config["num_key_value_heads"])
         target = _gguf_name(name)
         if target == leave_out:
@@ -76,10 +77,11 @@ def write_gguf(
 
 
 def _gguf_name(name: str) -> str:
+    name, kind = name.rsplit(".", 1)
     if name in _TOP:
-        return f"{_TOP[name]}.weight"
+        return f"{_TOP[name]}.{kind}"
     _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{_NAMES[rest]}.weight"
+    return f"blk.{layer}.{_NAMES[rest]}.{kind}"
 
 
 def add_byte_level_tokenizer(writer: gguf.GGUFWriter, directory: Path) -> None:

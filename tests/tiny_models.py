@@ -1,4 +1,4 @@
-"""Random two-layer LLaMA models with small trained tokenizers, as Hugging Face directories."""
+"""Random two-layer models with small trained tokenizers, as Hugging Face directories."""
 
 from __future__ import annotations
 
@@ -149,3 +149,54 @@ def _random_tensors(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, 
             values = rng.normal(0.0, scale, shape)
         tensors[f"{name}.weight"] = values.astype(np.float32)
     return tensors
+
+
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+_OPT_SIZES = {
+    "hidden_size": 64,
+    "word_embed_proj_dim": 64,
+    "ffn_dim": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {  # name -> configuration class of transformers, fields
+    "llama-biases": ("LlamaConfig", {**_SIZES, "attention_bias": True, "mlp_bias": True}),
+    "mistral": ("MistralConfig", {**_SIZES, "sliding_window": None}),
+    "qwen2": ("Qwen2Config", _SIZES),
+    "qwen2-tied": ("Qwen2Config", {**_SIZES, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3Config", {**_SIZES, "head_dim": 32}),
+    "opt": ("OPTConfig", {**_OPT_SIZES, "dropout": 0.0}),
+}
+
+
+def write_family(directory: Path, family: str) -> Path:
+    """A model of one of ``FAMILIES`` as transformers writes it, with weights that make logits differ."""
+    import torch
+    import transformers
+
+    tokenizer = byte_level_tokenizer()
+    write_tokenizer(directory, tokenizer, eos_token="<|im_end|>", chat_template=CHATML)
+    name, fields = FAMILIES[family]
+    ids = {"bos_token_id": 0, "pad_token_id": 0, "eos_token_id": 2}
+    config = getattr(transformers, name)(vocab_size=tokenizer.get_vocab_size(), **ids, **fields)
+    generator = torch.Generator().manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                scale = 1.0 if "embed" in parameter_name else 2.0 * parameter.shape[1] ** -0.5
+                parameter.normal_(0.0, scale, generator=generator)
+            elif parameter_name.endswith("bias"):
+                parameter.normal_(0.0, 0.5, generator=generator)
+            else:
+                parameter.uniform_(0.5, 1.5, generator=generator)
+    model.save_pretrained(directory)
+    return directory

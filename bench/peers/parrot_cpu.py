@@ -18,7 +18,7 @@ import torch
 
 from parrot._core import cpu_isa, set_cpu_threads
 from parrot.engine.engine import Engine
-from parrot.engine.model import LlamaModel
+from parrot.engine.model import DecoderModel
 from parrot.engine.runner import ModelRunner
 from parrot.tokenizer.tokenizer import Tokenizer
 from parrot.wire import CallFailed, CallId, ContextId, Dispatch, Fill, Generate, Sampling, pack_ids
@@ -43,7 +43,7 @@ def load(options: dict[str, Any]) -> Engine:
     torch.set_num_threads(options["threads"])
     set_cpu_threads(options["threads"])
     directory, dtype, device = Path(options["model"]), getattr(torch, options["dtype"]), torch.device("cpu")
-    model = LlamaModel.load(
+    model = DecoderModel.load(
         directory, dtype, device, options["backend"], share_prefixes=options["share_prefixes"]
     )
     runner = ModelRunner(model, NUM_BLOCKS, dtype, device)

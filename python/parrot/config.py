@@ -37,6 +37,7 @@ class EngineConfig:
     name: str = "engine-0"
     device: str = "cpu"
     dtype: DType = "float32"
+    dummy_weights: bool = False  # random ones: only the model's configuration and tokenizer are read
     backend: Backend = "auto"  # whose operations compute the model; auto: native on a CPU, torch elsewhere
     shared_prefix_attention: bool = True  # decodes read a common prefix once (native backend)
     block_size: int = 16

@@ -1,4 +1,4 @@
-"""Converts a GGUF file of the llama architecture into a Hugging Face directory (safetensors, fp32)."""
+"""Converts a GGUF file (LLaMA, Mistral, Qwen2, Qwen3) into a Hugging Face directory (safetensors, fp32)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from .tokenizer.from_gguf import tokenizer_files
 Progress = Callable[[str, float], None]  # (what is being done, fraction done in [0, 1])
 Array = npt.NDArray[np.float32]
 
+# general.architecture -> the class that transformers runs it with. Mistral is written as llama.
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -35,7 +37,11 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.weight\Z")
+_EXTRA = {  # tensors of a layer that some architectures have besides
+    "qwen2": {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"},
+    "qwen3": {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"},
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+\.(?:weight|bias))\Z")
 
 
 def convert_gguf(path: Path, directory: Path, progress: Progress) -> None:
@@ -45,14 +51,15 @@ def convert_gguf(path: Path, directory: Path, progress: Progress) -> None:
     """
     reader = _open(path)
     source = _Source(path, reader)
-    if (architecture := source.metadata("general.architecture")) != "llama":
+    if source.architecture not in _ARCHITECTURES:
         raise ModelFileError(
-            f"{path} holds a model of architecture {architecture!r}; only 'llama' is supported"
+            f"{path} holds a model of architecture {source.architecture!r}; supported are "
+            f"{', '.join(_ARCHITECTURES)}"
         )
     tied = "output.weight" not in {tensor.name for tensor in reader.tensors}
     config = _config(source, tied)
     tensors = dict(_tensors(source, config, progress))
-    _check_complete(path, tensors, config)
+    _check_complete(source, tensors, config)
     progress("writing tensors", 0.9)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     for name, content in tokenizer_files(source.metadata, str(path)).items():
@@ -80,6 +87,7 @@ class _Source:
     def __init__(self, path: Path, reader: gguf.GGUFReader) -> None:
         self.path = path
         self.reader = reader
+        self.architecture = str(self.metadata("general.architecture"))
 
     def metadata(self, key: str) -> object:
         """One metadata field, None if the file does not have it."""
@@ -87,12 +95,13 @@ class _Source:
         return None if field is None else field.contents()
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A numeric field of the llama architecture."""
-        value = self.metadata(f"llama.{key}")
+        """A numeric field of the file's architecture."""
+        key = f"{self.architecture}.{key}"
+        value = self.metadata(key)
         if isinstance(value, (int, float)):
             return value
         if default is None:
-            raise ModelFileError(f"{self.path} lacks the field llama.{key}; download or install it again")
+            raise ModelFileError(f"{self.path} lacks the field {key}; download or install it again")
         return default
 
 
@@ -103,8 +112,8 @@ def _config(source: _Source, tied: bool) -> dict[str, object]:
     if int(source.number("rope.dimension_count", head_dim)) != head_dim:
         raise ModelFileError(f"{source.path} rotates a part of each head, which is not supported")
     config: dict[str, object] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [_ARCHITECTURES[source.architecture]],
+        "model_type": source.architecture,
         "vocab_size": int(source.number("vocab_size", len(tokens))),
         "hidden_size": hidden,
         "intermediate_size": int(source.number("feed_forward_length")),
@@ -116,8 +125,6 @@ def _config(source: _Source, tied: bool) -> dict[str, object]:
         "rms_norm_eps": source.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": source.number("rope.freq_base", 10000.0),
         "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
         "tie_word_embeddings": tied,
         "dtype": "float32",
     }
@@ -130,7 +137,7 @@ def _config(source: _Source, tied: bool) -> dict[str, object]:
 
 
 def _rope_scaling(source: _Source) -> dict[str, object]:
-    kind = source.metadata("llama.rope.scaling.type")
+    kind = source.metadata(f"{source.architecture}.rope.scaling.type")
     if kind in (None, "none"):
         return {}
     if kind == "linear":
@@ -145,36 +152,47 @@ def _tensors(source: _Source, config: dict[str, object], progress: Progress) -> 
     num_tensors = len(source.reader.tensors)
     for index, tensor in enumerate(source.reader.tensors):
         progress("dequantising tensors", 0.9 * index / num_tensors)
-        name = _name(source.path, tensor.name)
+        name = _name(source, tensor.name)
         values = np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        if name.endswith("q_proj.weight"):
+        if source.architecture == "llama" and name.endswith("q_proj.weight"):
             values = _unpermute(values, cast("int", config["num_attention_heads"]))
-        elif name.endswith("k_proj.weight"):
+        elif source.architecture == "llama" and name.endswith("k_proj.weight"):
             values = _unpermute(values, cast("int", config["num_key_value_heads"]))
         yield name, np.ascontiguousarray(values)
 
 
-def _name(path: Path, name: str) -> str:
+def _name(source: _Source, name: str) -> str:
     if name in _TOP:
         return _TOP[name]
     match = _LAYER_TENSOR.match(name)
-    if match is None or match.group(2) not in _LAYER:
-        raise ModelFileError(f"{path} has a tensor {name!r}, which a plain LLaMA model does not have")
-    return f"model.layers.{match.group(1)}.{_LAYER[match.group(2)]}.weight"
+    target = _layer_names(source.architecture).get(match.group(2)) if match else None
+    if match is None or target is None:
+        raise ModelFileError(
+            f"{source.path} has a tensor {name!r}, which a plain {source.architecture} model does not have"
+        )
+    return f"model.layers.{match.group(1)}.{target}"
+
+
+def _layer_names(architecture: str) -> dict[str, str]:
+    """Tensors of a layer: in GGUF -> in the directory."""
+    weights = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in _LAYER.items()}
+    return weights | _EXTRA.get(architecture, {})
 
 
 def _unpermute(weight: Array, num_heads: int) -> Array:
-    """GGUF stores the rows of q and k [heads * head_dim, hidden] for interleaved rotation: pairs (2i, 2i + 1)
-    of a head back to (i, i + head_dim / 2)."""
+    """GGUF stores a LLaMA's rows of q and k [heads * head_dim, hidden] for interleaved rotation: pairs
+    (2i, 2i + 1) of a head back to (i, i + head_dim / 2)."""
     rows, columns = weight.shape
     pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)
 
 
-def _check_complete(path: Path, tensors: dict[str, Array], config: dict[str, object]) -> None:
+def _check_complete(source: _Source, tensors: dict[str, Array], config: dict[str, object]) -> None:
     expected = ["model.embed_tokens.weight", "model.norm.weight"]
     for layer in range(cast("int", config["num_hidden_layers"])):
-        expected += [f"model.layers.{layer}.{name}.weight" for name in _LAYER.values()]
+        expected += [f"model.layers.{layer}.{name}" for name in _layer_names(source.architecture).values()]
     missing = [name for name in expected if name not in tensors]
     if missing:
-        raise ModelFileError(f"{path} lacks {len(missing)} tensors ({missing[0]} ...); download it again")
+        raise ModelFileError(
+            f"{source.path} lacks {len(missing)} tensors ({missing[0]} ...); download it again"
+        )

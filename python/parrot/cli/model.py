@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,3 +57,16 @@ def path(name: Name = DEFAULT_MODEL) -> None:
     from ..models import resolve_model
 
     typer.echo(resolve_model(name))
+
+
+@app.command()
+def dummy(
+    shape: Annotated[str, typer.Argument(help="llama-7b, llama-13b, llama3-8b, qwen3-0.6b or tiny.")],
+    directory: Annotated[Path, typer.Argument(help="A new directory.")],
+) -> None:
+    """Write the shape of a known model without its weights, and a tokenizer in which every id is one word.
+
+    Served with `parrot serve --model DIRECTORY --dummy-weights`, it takes the time that the model would."""
+    from ..dummy_model import write_dummy_model
+
+    typer.echo(write_dummy_model(directory, shape))

@@ -56,6 +56,9 @@ ParentPipe = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+DummyWeights = Annotated[
+    bool, typer.Option("--dummy-weights", help="Random weights: a directory without any will do; for timing.")
+]
 BackendName = Annotated[
     str, typer.Option("--backend", help="native (CPU kernels), torch, or auto: native where it can.")
 ]
@@ -92,6 +95,7 @@ def serve(
     engine_port: EnginePort = 0,
     device: Device = "cpu",
     dtype: Dtype = "float32",
+    dummy_weights: DummyWeights = False,
     backend: BackendName = "auto",
     shared_prefix_attention: SharedPrefixAttention = True,
     num_blocks: NumBlocks = None,
@@ -131,6 +135,7 @@ def serve(
             name=f"engine-{index}",
             device=device,
             dtype=cast(DType, dtype),
+            dummy_weights=dummy_weights,
             backend=cast(Backend, backend),
             shared_prefix_attention=shared_prefix_attention,
             num_blocks=num_blocks,
@@ -182,6 +187,7 @@ def engine(
     model: Model = DEFAULT_MODEL,
     device: Device = "cpu",
     dtype: Dtype = "float32",
+    dummy_weights: DummyWeights = False,
     backend: BackendName = "auto",
     shared_prefix_attention: SharedPrefixAttention = True,
     num_blocks: NumBlocks = None,
@@ -208,6 +214,7 @@ def engine(
         model=model,
         device=device,
         dtype=cast(DType, dtype),
+        dummy_weights=dummy_weights,
         backend=cast(Backend, backend),
         shared_prefix_attention=shared_prefix_attention,
         num_blocks=num_blocks,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SetupError
-from .weights import ModelConfig
+from .model_config import ModelConfig
 
 BLOCK_SIZE = 16
 

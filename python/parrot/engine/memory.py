@@ -8,7 +8,7 @@ import torch
 
 from ..errors import SetupError
 from .batch import BLOCK_SIZE
-from .weights import ModelConfig
+from .model_config import ModelConfig
 
 MAX_CPU_TOKENS = 65_536
 _CPU_SHARE = 0.25  # of available memory: the machine has other tenants

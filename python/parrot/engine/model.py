@@ -1,4 +1,4 @@
-"""The LLaMA decoder over a paged KV cache: one step for a batch of prefill chunks and decodes."""
+"""The decoder over a paged KV cache: one step for a batch of prefill chunks and decodes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from ..kernels.cpu_ops import F32, Array, CpuOps
 from ..kernels.ops import DecoderOps, DecoderShape, Heads, Linear, Rows
 from ..kernels.torch_ops import TorchOps
 from .batch import PagedKV, StepBatch
-from .weights import ModelConfig, ModelWeights, load_weights
+from .model_config import ModelConfig
+from .weights import ModelWeights, load_weights
 
-__all__ = ["LlamaModel", "ModelConfig"]
+__all__ = ["DecoderModel", "ModelConfig"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,11 @@ class Decoder(Generic[Linear, Rows, Heads]):
     def forward(self, batch: StepBatch, kv: PagedKV) -> Tensor:
         """Write K and V of the step's tokens into ``kv``; float32 [m, vocab], logits of ``logit_rows``."""
         step, weights = self.ops.begin(batch, kv), self.weights
-        x = step.embed(weights.embedding)
+        x = step.embed(weights.embedding, weights.positions)
         for index, layer in enumerate(weights.layers):
-            query = step.project_qkv(x, layer.attention_norm, layer.qkv, index)
+            query = step.project_qkv(x, layer.attention_norm, layer.qkv, layer.head_norms, index)
             x = step.add_linear(x, step.attend(query, index), layer.output)
-            x = step.add_linear(x, step.gated_linear(x, layer.mlp_norm, layer.gate_up), layer.down)
+            x = step.add_linear(x, step.expand(x, layer.mlp_norm, layer.up), layer.down)
         return step.logits(x, weights.final_norm, weights.head)
 
 
@@ -44,7 +45,7 @@ AnyDecoder = Decoder[Tensor, Tensor, Tensor] | Decoder[PackedLinear, F32, Array]
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaModel:
+class DecoderModel:
     """A decoder with its weights. ``forward`` keeps nothing but what it writes into the KV cache."""
 
     config: ModelConfig
@@ -61,13 +62,14 @@ class LlamaModel:
         backend: Backend = "auto",
         *,
         share_prefixes: bool = True,
-    ) -> LlamaModel:
+        dummy_weights: bool = False,
+    ) -> DecoderModel:
         """Load a Hugging Face directory (config.json, safetensors).
 
         ``backend``: whose operations compute it; see :func:`choose_backend`. ``share_prefixes`` off: decodes
-        with a common prefix read it once each (natively; in torch they always do). Raises
-        :class:`ModelFileError` naming the file, field or tensor that is missing or wrong,
-        :class:`ConfigError` for a backend that cannot run here.
+        with a common prefix read it once each (natively; in torch they always do). ``dummy_weights``: random
+        ones, so that config.json is all that is read. Raises :class:`ModelFileError` naming the file, field
+        or tensor that is missing or wrong, :class:`ConfigError` for a backend that cannot run here.
         """
         device = torch.device(device)
         config = ModelConfig.load(directory)
@@ -77,10 +79,14 @@ class LlamaModel:
             shape = _shape(config, device)
             if backend == "native":
                 cpu = CpuOps(shape, dtype, share_prefixes=share_prefixes)
-                decoder = Decoder(cpu, load_weights(directory, config, dtype, device, cpu))
+                decoder = Decoder(
+                    cpu, load_weights(directory, config, dtype, device, cpu, dummy=dummy_weights)
+                )
             else:
                 plain = TorchOps(shape, dtype)
-                decoder = Decoder(plain, load_weights(directory, config, dtype, device, plain))
+                decoder = Decoder(
+                    plain, load_weights(directory, config, dtype, device, plain, dummy=dummy_weights)
+                )
         return cls(config, decoder, dtype, device)
 
     @torch.inference_mode()
@@ -117,6 +123,8 @@ def _shape(config: ModelConfig, device: torch.device) -> DecoderShape:
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        rms_norm_eps=config.rms_norm_eps,
+        norm_eps=config.norm_eps,
         inverse_frequencies=config.inverse_frequencies().to(device),
+        norm=config.norm,
+        mlp=config.mlp,
     )

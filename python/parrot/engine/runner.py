@@ -16,7 +16,7 @@ from .admission import num_blocks_for
 from .batch import PagedKV, StepBatch
 from .call import EngineCall
 from .logprobs import LogprobLog
-from .model import LlamaModel
+from .model import DecoderModel
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -110,7 +110,9 @@ class Runner(Protocol):
 class ModelRunner:
     """A model and its paged KV cache on one device."""
 
-    def __init__(self, model: LlamaModel, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, model: DecoderModel, num_blocks: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.model = model
         self.dtype = dtype
         self.device = device

@@ -111,7 +111,7 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
     from .cost_model import calibrate
     from .engine import Engine
     from .memory import choose_num_blocks
-    from .model import LlamaModel
+    from .model import DecoderModel
     from .runner import ModelRunner
 
     started = time.monotonic()
@@ -119,10 +119,15 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
     torch.set_num_threads(num_threads)
     set_cpu_threads(num_threads)
     device, dtype = _device(config.device), getattr(torch, config.dtype)
-    directory = resolve_model(config.model)
+    directory = resolve_model(config.model, weights=not config.dummy_weights)
     tokenizer = Tokenizer.load(directory)
-    model = LlamaModel.load(
-        directory, dtype, device, config.backend, share_prefixes=config.shared_prefix_attention
+    model = DecoderModel.load(
+        directory,
+        dtype,
+        device,
+        config.backend,
+        share_prefixes=config.shared_prefix_attention,
+        dummy_weights=config.dummy_weights,
     )
     num_blocks = choose_num_blocks(model.config, dtype, device, config.num_blocks)
     runner = ModelRunner(model, num_blocks, dtype, device)

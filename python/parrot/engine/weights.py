@@ -1,145 +1,20 @@
-"""A model directory on disk: its configuration and its tensors."""
+"""The tensors of a model: read from its directory, or random in their place."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import ModelFileError
-from ..kernels.ops import DecoderOps, Heads, Linear, Rows
+from ..kernels.ops import Affine, DecoderOps, HeadNorms, Heads, Linear, Norm, Rows
 from ..models import weight_files
-
-JsonObject = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched for contexts longer than the model was first trained on."""
-
-    kind: str  # "default", "linear" or "llama3"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_positions: int = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """Shape of a LLaMA decoder, from config.json."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_positions: int
-    rms_norm_eps: float
-    rope_theta: float
-    tie_embeddings: bool
-    rope_scaling: RopeScaling = RopeScaling("default")
-
-    @classmethod
-    def load(cls, directory: Path) -> ModelConfig:
-        """Read config.json; raises :class:`ModelFileError` for what this decoder does not support."""
-        path = directory / "config.json"
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-            _check_supported(raw, path)
-            return cls._from_json(raw, path)
-        except FileNotFoundError:
-            raise ModelFileError(f"{path} is missing; download the model again") from None
-        except KeyError as error:
-            raise ModelFileError(f"{path} lacks the field {error}; download it again") from None
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ModelFileError(f"{path} is malformed ({error}); download it again") from None
-
-    @classmethod
-    def _from_json(cls, raw: JsonObject, path: Path) -> ModelConfig:
-        num_heads = int(raw["num_attention_heads"])
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        return cls(
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=int(raw["hidden_size"]),
-            intermediate_size=int(raw["intermediate_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
-            num_heads=num_heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-            head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // num_heads),
-            max_positions=int(raw["max_position_embeddings"]),
-            rms_norm_eps=float(raw["rms_norm_eps"]),
-            rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-            tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            rope_scaling=_rope_scaling(rope, path),
-        )
-
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim = {self.head_dim} is odd, so it cannot be rotated in pairs")
-
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of K and V of one token in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
-
-    def inverse_frequencies(self) -> Tensor:
-        """Rotary frequencies, radians per position; float32 [head_dim / 2]."""
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim
-        frequencies = 1.0 / self.rope_theta**exponents
-        scaling = self.rope_scaling
-        if scaling.kind == "linear":
-            return frequencies / scaling.factor
-        if scaling.kind == "llama3":
-            return _llama3_frequencies(frequencies, scaling)
-        return frequencies
-
-
-def _check_supported(raw: JsonObject, path: Path) -> None:
-    """Refuse rather than compute something else than the model means."""
-    architectures = raw.get("architectures") or ["LlamaForCausalLM"]
-    if architectures != ["LlamaForCausalLM"]:
-        raise ModelFileError(f"{path} describes {architectures}; this engine runs LlamaForCausalLM")
-    for field, supported in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
-        if raw.get(field, supported) != supported:
-            raise ModelFileError(f"{path}: {field} = {raw[field]!r} is not supported; only {supported!r} is")
-
-
-def _rope_scaling(rope: JsonObject, path: Path) -> RopeScaling:
-    kind = str(rope.get("rope_type") or rope.get("type") or "default")
-    if kind == "default":
-        return RopeScaling("default")
-    if kind == "linear":
-        return RopeScaling("linear", factor=float(rope["factor"]))
-    if kind == "llama3":
-        return RopeScaling(
-            "llama3",
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_positions=int(rope["original_max_position_embeddings"]),
-        )
-    raise ModelFileError(
-        f"{path}: rope scaling of type {kind!r} is not supported; only linear and llama3 are"
-    )
-
-
-def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Low frequencies are divided by the factor, high ones kept, those between blended."""
-    turns = scaling.original_max_positions * frequencies / (2 * math.pi)
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    kept = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
-    return kept * frequencies + (1.0 - kept) * frequencies / scaling.factor
+from .model_config import ModelConfig
 
 
 @dataclass(slots=True)
@@ -147,12 +22,13 @@ class LayerWeights(Generic[Linear, Rows]):
     """One decoder layer; q, k, v and gate, up are fused so that each input is read once. Shapes are those on
     disk; the form is the backend's."""
 
-    attention_norm: Rows  # [hidden]
-    qkv: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    output: Linear  # [hidden, heads * head_dim]
-    mlp_norm: Rows  # [hidden]
-    gate_up: Linear  # [2 * intermediate, hidden]
-    down: Linear  # [hidden, intermediate]
+    attention_norm: Norm[Rows]  # [hidden]
+    qkv: Affine[Linear, Rows]  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    head_norms: HeadNorms[Rows] | None  # [head_dim] each
+    output: Affine[Linear, Rows]  # [hidden, heads * head_dim]
+    mlp_norm: Norm[Rows]  # [hidden]
+    up: Affine[Linear, Rows]  # [2 * intermediate, hidden], gate first; [intermediate, hidden] without a gate
+    down: Affine[Linear, Rows]  # [hidden, intermediate]
 
 
 @dataclass(slots=True)
@@ -160,9 +36,46 @@ class ModelWeights(Generic[Linear, Rows]):
     """All weights of a model, in one dtype on one device."""
 
     embedding: Linear  # [vocab, hidden]
+    positions: Linear | None  # [max_positions, hidden], for a model that does not rotate
     layers: list[LayerWeights[Linear, Rows]]
-    final_norm: Rows  # [hidden]
+    final_norm: Norm[Rows]  # [hidden]
     head: Linear  # [vocab, hidden]; the embedding itself if they are tied
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What a family calls its tensors; those of a layer are below ``layer``, which holds its number."""
+
+    embedding: str = "model.embed_tokens"
+    final_norm: str = "model.norm"
+    layer: str = "model.layers.{}"
+    attention_norm: str = "input_layernorm"
+    output: str = "self_attn.o_proj"
+    mlp_norm: str = "post_attention_layernorm"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+
+
+_LLAMA = _Names()
+_OPT = _Names(
+    embedding="model.decoder.embed_tokens",
+    final_norm="model.decoder.final_layer_norm",
+    layer="model.decoder.layers.{}",
+    attention_norm="self_attn_layer_norm",
+    output="self_attn.out_proj",
+    mlp_norm="final_layer_norm",
+    up=("fc1",),
+    down="fc2",
+)
+_OPT_POSITIONS = "model.decoder.embed_positions"
+_OPT_OFFSET = 2  # rows of the table of positions that stand for none
+
+
+class TensorSource(Protocol):
+    """Where tensors come from, by name and shape."""
+
+    def read(self, name: str, *shape: int) -> Tensor:
+        """The tensor ``name``, which has this shape."""
 
 
 def load_weights(
@@ -171,62 +84,113 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     ops: DecoderOps[Linear, Rows, Heads],
+    *,
+    dummy: bool = False,
 ) -> ModelWeights[Linear, Rows]:
     """Read the safetensors of a directory; each tensor is packed as ``ops`` wants it and then let go.
 
-    Raises :class:`ModelFileError` naming the file, or the tensor that is missing or has another shape than
-    config.json asks for, with both shapes.
+    ``dummy``: random tensors of the right shapes, and no file is read. Raises :class:`ModelFileError` naming
+    the file, or the tensor that is missing or has another shape than config.json asks for, with both shapes.
     """
-    with ExitStack() as stack:
-        source = _TensorSource(directory, dtype, device, stack)
-        embedding = ops.pack(source.read("model.embed_tokens", config.vocab_size, config.hidden_size))
-        layers = [_load_layer(source, config, f"model.layers.{i}", ops) for i in range(config.num_layers)]
-        final_norm = ops.pack_norm(source.read("model.norm", config.hidden_size))
+    files: AbstractContextManager[TensorSource]
+    files = _DummyTensors(dtype, device) if dummy else _TensorFiles(directory, dtype, device)
+    with files as source:
+        return _Loader(source, config, ops).load()
+
+
+class _Loader(Generic[Linear, Rows, Heads]):
+    def __init__(
+        self, source: TensorSource, config: ModelConfig, ops: DecoderOps[Linear, Rows, Heads]
+    ) -> None:
+        self._source = source
+        self._config = config
+        self._ops = ops
+        self._names = _OPT if config.architecture == "OPTForCausalLM" else _LLAMA
+
+    def load(self) -> ModelWeights[Linear, Rows]:
+        config, names, read = self._config, self._names, self._source.read
+        vocab, hidden = config.vocab_size, config.hidden_size
+        embedding = self._ops.pack(read(f"{names.embedding}.weight", vocab, hidden))
+        positions = None
+        if config.rope_theta is None:
+            table = read(f"{_OPT_POSITIONS}.weight", config.max_positions + _OPT_OFFSET, hidden)
+            positions = self._ops.pack(table[_OPT_OFFSET:].contiguous())
+        layers = [self._layer(names.layer.format(i)) for i in range(config.num_layers)]
+        final_norm = self._norm(names.final_norm)
         head = embedding
         if not config.tie_embeddings:
-            head = ops.pack(source.read("lm_head", config.vocab_size, config.hidden_size))
-    return ModelWeights(embedding, layers, final_norm, head)
+            head = self._ops.pack(read("lm_head.weight", vocab, hidden))
+        return ModelWeights(embedding, positions, layers, final_norm, head)
+
+    def _layer(self, layer: str) -> LayerWeights[Linear, Rows]:
+        config, names, attention = self._config, self._names, f"{layer}.self_attn"
+        hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        q_rows, kv_rows = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        rows = {f"{attention}.q_proj": q_rows, f"{attention}.k_proj": kv_rows, f"{attention}.v_proj": kv_rows}
+        up = {f"{layer}.{name}": intermediate for name in names.up}
+        return LayerWeights(
+            attention_norm=self._norm(f"{layer}.{names.attention_norm}"),
+            qkv=self._affine(rows, hidden, bias=config.qkv_bias),
+            head_norms=self._head_norms(attention) if config.head_norms else None,
+            output=self._affine({f"{layer}.{names.output}": hidden}, q_rows, bias=config.output_bias),
+            mlp_norm=self._norm(f"{layer}.{names.mlp_norm}"),
+            up=self._affine(up, hidden, bias=config.mlp_bias, gated=len(up) == 2),
+            down=self._affine({f"{layer}.{names.down}": hidden}, intermediate, bias=config.mlp_bias),
+        )
+
+    def _affine(
+        self, rows: dict[str, int], inputs: int, *, bias: bool, gated: bool = False
+    ) -> Affine[Linear, Rows]:
+        """Layers that read one input, by name with their outputs, as one; ``gated``: they may gate inside."""
+        read = self._source.read
+        weights = [read(f"{name}.weight", count, inputs) for name, count in rows.items()]
+        packed = self._ops.pack(
+            weights[0] if len(weights) == 1 else torch.cat(weights), gated=gated and not bias
+        )
+        if not bias:
+            return Affine(packed, None)
+        biases = [read(f"{name}.bias", count) for name, count in rows.items()]
+        return Affine(packed, self._ops.pack_row(torch.cat(biases)))
+
+    def _norm(self, name: str) -> Norm[Rows]:
+        weight = self._row(f"{name}.weight", self._config.hidden_size)
+        if self._config.norm == "rms":
+            return Norm(weight, None)
+        return Norm(weight, self._row(f"{name}.bias", self._config.hidden_size))
+
+    def _head_norms(self, attention: str) -> HeadNorms[Rows]:
+        query, key = (self._row(f"{attention}.{x}_norm.weight", self._config.head_dim) for x in "qk")
+        return HeadNorms(query, key)
+
+    def _row(self, name: str, length: int) -> Rows:
+        return self._ops.pack_row(self._source.read(name, length))
 
 
-def _load_layer(
-    source: _TensorSource, config: ModelConfig, name: str, ops: DecoderOps[Linear, Rows, Heads]
-) -> LayerWeights[Linear, Rows]:
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-    q = source.read(f"{attention}.q_proj", q_rows, hidden)
-    k = source.read(f"{attention}.k_proj", kv_rows, hidden)
-    v = source.read(f"{attention}.v_proj", kv_rows, hidden)
-    gate = source.read(f"{mlp}.gate_proj", intermediate, hidden)
-    up = source.read(f"{mlp}.up_proj", intermediate, hidden)
-    return LayerWeights(
-        attention_norm=ops.pack_norm(source.read(f"{name}.input_layernorm", hidden)),
-        qkv=ops.pack(torch.cat([q, k, v])),
-        output=ops.pack(source.read(f"{attention}.o_proj", hidden, q_rows)),
-        mlp_norm=ops.pack_norm(source.read(f"{name}.post_attention_layernorm", hidden)),
-        gate_up=ops.pack(torch.cat([gate, up]), gated=True),
-        down=ops.pack(source.read(f"{mlp}.down_proj", hidden, intermediate)),
-    )
+class _TensorFiles(AbstractContextManager[TensorSource]):
+    """The tensors of all safetensors files of a model, by name; open until the context ends."""
 
-
-class _TensorSource:
-    """The tensors of all safetensors files of a model, by name; open until ``stack`` closes."""
-
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device, stack: ExitStack) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._directory = directory
         self._dtype = dtype
         self._device = device
         self._files: dict[str, tuple[Path, Any]] = {}
-        for path in weight_files(directory):
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _TensorFiles:
+        for path in weight_files(self._directory):
             try:
-                file = stack.enter_context(safe_open(path, framework="pt"))
+                file = self._stack.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
+                self._stack.close()
                 raise ModelFileError(f"{path} cannot be read ({error}); download it again") from None
             self._files.update(dict.fromkeys(file.keys(), (path, file)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def read(self, name: str, *shape: int) -> Tensor:
-        """The tensor ``name``.weight, which must have this shape."""
-        name = f"{name}.weight"
+        """The tensor ``name``, which must have this shape."""
         if name not in self._files:
             raise ModelFileError(f"{self._directory} has no tensor {name!r}; download the model again")
         path, file = self._files[name]
@@ -236,3 +200,25 @@ class _TensorSource:
                 f"{path}: tensor {name!r} has the shape {tuple(tensor.shape)}; config.json asks for {shape}"
             )
         return tensor.to(device=self._device, dtype=self._dtype)
+
+
+class _DummyTensors(AbstractContextManager[TensorSource]):
+    """Random tensors of any name, the same in every process; scaled so that activations stay near one."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def __enter__(self) -> _DummyTensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self, name: str, *shape: int) -> Tensor:  # noqa: ARG002
+        """Norms are near one, matrices normal with the deviation of a unit gain."""
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        if len(shape) == 1:
+            return tensor.uniform_(0.9, 1.1, generator=self._generator)
+        return tensor.normal_(0.0, shape[-1] ** -0.5, generator=self._generator)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import _core
 from .cpu_attention import CpuAttention, View
-from .ops import Batch, DecoderShape, Pages
+from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages
 
 F32 = npt.NDArray[np.float32]
 U16 = npt.NDArray[np.uint16]
@@ -48,9 +48,9 @@ class CpuOps:
         """A copy in the order in which it is read; ``weight`` itself is not kept."""
         return _core.PackedLinear(as_numpy(weight), gated=gated)
 
-    def pack_norm(self, weight: Tensor) -> F32:
-        """float32 [hidden]; a copy, since ``weight`` may hold a whole file in memory."""
-        return weight.float().numpy().copy()
+    def pack_row(self, row: Tensor) -> F32:
+        """float32 [n]; a copy, since ``row`` may hold a whole file in memory."""
+        return row.float().numpy().copy()
 
     def begin(self, batch: Batch, pages: Pages) -> CpuStep:
         """Plan attention and the rotation of this step's positions."""
@@ -98,18 +98,34 @@ class CpuStep:
         self._query_view = ops.attention.view("query", _as_tensor(self._query))
         self._attended_view = ops.attention.view("out", _as_tensor(self._attended))
 
-    def embed(self, table: _core.PackedLinear) -> F32:
+    def embed(self, table: _core.PackedLinear, positions: _core.PackedLinear | None) -> F32:
         """[T, hidden]: the residual stream."""
         x = self._floats("x", table.in_features)
         table.gather(self._batch.token_ids.numpy(), x)
+        if positions is not None:
+            at = self._floats("position", table.in_features)
+            positions.gather(self._batch.positions.numpy(), at)
+            x += at
         return x
 
-    def project_qkv(self, x: F32, norm: F32, weight: _core.PackedLinear, layer: int) -> Array:
+    def project_qkv(
+        self,
+        x: F32,
+        norm: Norm[F32],
+        qkv: Affine[_core.PackedLinear, F32],
+        head_norms: HeadNorms[F32] | None,
+        layer: int,
+    ) -> Array:
         """[T, heads, head_dim] in the dtype of the cache."""
-        qkv = self._floats("qkv", weight.num_outputs)
-        weight.forward(x, qkv, norm, self._shape.rms_norm_eps)
+        shape, out = self._shape, self._floats("qkv", qkv.weight.num_outputs)
+        self._normed_linear(x, norm, qkv, out)
+        if head_norms is not None:
+            heads = out.reshape(len(out), -1, shape.head_dim)
+            num_rotated = shape.num_heads + shape.num_kv_heads
+            _norm_heads(heads[:, : shape.num_heads], head_norms.query, shape.norm_eps)
+            _norm_heads(heads[:, shape.num_heads : num_rotated], head_norms.key, shape.norm_eps)
         cache = self._caches[layer]
-        _core.rope_append(qkv, self._cos, self._sin, self._slots, self._query, cache.k, cache.v)
+        _core.rope_append(out, self._cos, self._sin, self._slots, self._query, cache.k, cache.v)
         return self._query
 
     def attend(self, query: Array, layer: int) -> Array:  # noqa: ARG002
@@ -120,23 +136,46 @@ class CpuStep:
         )
         return self._attended.reshape(self._num_rows, -1)
 
-    def add_linear(self, x: F32, y: Array, weight: _core.PackedLinear) -> F32:
+    def add_linear(self, x: F32, y: Array, linear: Affine[_core.PackedLinear, F32]) -> F32:
         """``x`` itself."""
-        weight.forward(y, x, add=True)
+        linear.weight.forward(y, x, add=True)
+        if linear.bias is not None:
+            x += linear.bias
         return x
 
-    def gated_linear(self, x: F32, norm: F32, weight: _core.PackedLinear) -> F32:
+    def expand(self, x: F32, norm: Norm[F32], up: Affine[_core.PackedLinear, F32]) -> F32:
         """[T, intermediate]."""
-        out = self._floats("gated", weight.num_outputs)
-        weight.forward(x, out, norm, self._shape.rms_norm_eps)
-        return out
+        out = self._floats("expanded", up.weight.num_outputs)
+        self._normed_linear(x, norm, up, out)
+        if self._shape.mlp == "relu":
+            return np.maximum(out, 0.0, out=out)
+        if up.bias is None:
+            return out  # gated by the layer itself
+        gate, linear = np.split(out, 2, axis=1)
+        with np.errstate(over="ignore"):
+            activated: F32 = gate / (1 + np.exp(-gate))
+        return activated * linear
 
-    def logits(self, x: F32, norm: F32, head: _core.PackedLinear) -> Tensor:
+    def logits(self, x: F32, norm: Norm[F32], head: _core.PackedLinear) -> Tensor:
         """float32 [m, vocab], the caller's own."""
         wanted = x[self._batch.logit_rows.numpy()]
         out = np.empty((len(wanted), head.num_outputs), np.float32)
-        head.forward(wanted, out, norm, self._shape.rms_norm_eps)
+        self._normed_linear(wanted, norm, Affine(head, None), out)
         return torch.from_numpy(out)
+
+    def _normed_linear(
+        self, x: F32, norm: Norm[F32], linear: Affine[_core.PackedLinear, F32], out: F32
+    ) -> None:
+        """RMSNorm is part of the native layer; LayerNorm and biases, which few families have, are numpy."""
+        eps = self._shape.norm_eps
+        if self._shape.norm == "rms":
+            linear.weight.forward(x, out, norm.weight, eps)
+        else:
+            centred = x - x.mean(1, keepdims=True)
+            deviation = np.sqrt(np.square(centred).mean(1, keepdims=True) + np.float32(eps))
+            linear.weight.forward(centred / deviation * norm.weight + norm.bias, out)
+        if linear.bias is not None:
+            out += linear.bias
 
     def _heads(self, name: str, dtype: torch.dtype) -> Array:
         shape = (self._num_rows, self._shape.num_heads, self._shape.head_dim)
@@ -146,6 +185,12 @@ class CpuStep:
 
     def _floats(self, name: str, width: int) -> F32:
         return self._buffers.get(name, (self._num_rows, width), np.float32)
+
+
+def _norm_heads(heads: F32, weight: F32, eps: float) -> None:
+    """RMSNorm of the last axis, in place."""
+    scale = np.sqrt(np.square(heads).mean(-1, keepdims=True) + np.float32(eps))
+    heads[...] = heads / scale * weight
 
 
 class _Rotations:

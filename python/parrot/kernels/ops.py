@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
+NormKind = Literal["rms", "layer"]
+Mlp = Literal["gated_silu", "relu"]
+
 # A backend's own forms of the weight of a linear layer, of activations (one row for each token of the step;
-# norm weights too), and of queries and what attention gives.
+# the weights of norms and biases too), and of queries and what attention gives.
 Linear = TypeVar("Linear")
 Rows = TypeVar("Rows")
 Heads = TypeVar("Heads")
-_Linear = TypeVar("_Linear", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,34 @@ class DecoderShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
+    norm_eps: float
     inverse_frequencies: Tensor  # float32 [head_dim / 2], radians per position
+    norm: NormKind = "rms"
+    mlp: Mlp = "gated_silu"
+
+
+@dataclass(frozen=True, slots=True)
+class Affine(Generic[Linear, Rows]):
+    """A linear layer."""
+
+    weight: Linear  # [out, in]
+    bias: Rows | None  # [out]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm(Generic[Rows]):
+    """RMSNorm, or with a bias LayerNorm (``DecoderShape.norm`` says which)."""
+
+    weight: Rows  # [hidden]
+    bias: Rows | None  # [hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms(Generic[Rows]):
+    """RMSNorm of each head of the queries and of the keys."""
+
+    query: Rows  # [head_dim]
+    key: Rows  # [head_dim]
 
 
 class Batch(Protocol):
@@ -45,37 +73,46 @@ class Pages(Protocol):
     v: list[Tensor]
 
 
-class DecoderStep(Protocol[_Linear, Rows, Heads]):
+class DecoderStep(Protocol[Linear, Rows, Heads]):
     """The operations of one step. What one returns is valid until the same one is called again."""
 
-    def embed(self, table: _Linear) -> Rows:
-        """Rows of ``table`` [vocab, hidden] for the step's tokens."""
+    def embed(self, table: Linear, positions: Linear | None) -> Rows:
+        """Rows of ``table`` [vocab, hidden] for the step's tokens; plus those of ``positions``
+        [max_positions, hidden], if given, for where they stand."""
 
-    def project_qkv(self, x: Rows, norm: Rows, weight: _Linear, layer: int) -> Heads:
-        """RMSNorm, projection, rotary embedding; keys and values go into the pages of ``layer``. Returns the
-        queries."""
+    def project_qkv(
+        self,
+        x: Rows,
+        norm: Norm[Rows],
+        qkv: Affine[Linear, Rows],
+        head_norms: HeadNorms[Rows] | None,
+        layer: int,
+    ) -> Heads:
+        """Norm, projection, norms of heads, rotary embedding; keys and values go into the pages of ``layer``.
+        Returns the queries."""
 
     def attend(self, query: Heads, layer: int) -> Heads:
         """Attention of each row over its sequence up to and including itself."""
 
-    def add_linear(self, x: Rows, y: Rows | Heads, weight: _Linear) -> Rows:
+    def add_linear(self, x: Rows, y: Rows | Heads, linear: Affine[Linear, Rows]) -> Rows:
         """``x`` + linear(``y``); may be written over ``x``."""
 
-    def gated_linear(self, x: Rows, norm: Rows, weight: _Linear) -> Rows:
-        """RMSNorm, then silu(gate) * up, for ``weight`` = [gate; up]."""
+    def expand(self, x: Rows, norm: Norm[Rows], up: Affine[Linear, Rows]) -> Rows:
+        """Norm, then the first half of the MLP: silu(gate) * up for ``up`` = [gate; up], or relu(up)."""
 
-    def logits(self, x: Rows, norm: Rows, head: _Linear) -> Tensor:
-        """RMSNorm and head for the rows of which logits are wanted; float32 [m, vocab]."""
+    def logits(self, x: Rows, norm: Norm[Rows], head: Linear) -> Tensor:
+        """Norm and head for the rows of which logits are wanted; float32 [m, vocab]."""
 
 
 class DecoderOps(Protocol[Linear, Rows, Heads]):
     """A backend for one model."""
 
     def pack(self, weight: Tensor, *, gated: bool = False) -> Linear:
-        """A weight [out, in] in the form that the operations read; ``gated``: the one of ``gated_linear``."""
+        """A weight [out, in] in the form that the operations read; ``gated``: [gate; up] of an
+        ``expand`` without bias."""
 
-    def pack_norm(self, weight: Tensor) -> Rows:
-        """The weight of an RMSNorm, [hidden]."""
+    def pack_row(self, row: Tensor) -> Rows:
+        """The weight of a norm, or a bias: [n]."""
 
     def begin(self, batch: Batch, pages: Pages) -> DecoderStep[Linear, Rows, Heads]:
         """Plan what all layers of a step have in common."""

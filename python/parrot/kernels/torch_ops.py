@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import paged_attention, plan_attention
-from .ops import Batch, DecoderShape, Pages
+from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages
 
 
 class TorchOps:
@@ -18,12 +18,12 @@ class TorchOps:
         self.dtype = dtype
 
     def pack(self, weight: Tensor, *, gated: bool = False) -> Tensor:  # noqa: ARG002
-        """The weight as it is; what makes a gated layer is done by :meth:`TorchStep.gated_linear`."""
+        """The weight as it is; what makes a gated layer is done by :meth:`TorchStep.expand`."""
         return weight
 
-    def pack_norm(self, weight: Tensor) -> Tensor:
-        """The weight as it is."""
-        return weight
+    def pack_row(self, row: Tensor) -> Tensor:
+        """The row as it is."""
+        return row
 
     def begin(self, batch: Batch, pages: Pages) -> TorchStep:
         """Plan attention and the rotation of this step's positions."""
@@ -42,40 +42,57 @@ class TorchStep:
         angles = batch.positions[:, None, None].float() * shape.inverse_frequencies
         self._cos, self._sin = angles.cos(), angles.sin()  # float32 [T, 1, head_dim / 2]
 
-    def embed(self, table: Tensor) -> Tensor:
+    def embed(self, table: Tensor, positions: Tensor | None) -> Tensor:
         """[T, hidden]."""
-        return F.embedding(self._batch.token_ids, table)
+        x = F.embedding(self._batch.token_ids, table)
+        return x if positions is None else x + F.embedding(self._batch.positions, positions)
 
-    def project_qkv(self, x: Tensor, norm: Tensor, weight: Tensor, layer: int) -> Tensor:
+    def project_qkv(
+        self,
+        x: Tensor,
+        norm: Norm[Tensor],
+        qkv: Affine[Tensor, Tensor],
+        head_norms: HeadNorms[Tensor] | None,
+        layer: int,
+    ) -> Tensor:
         """[T, heads, head_dim]."""
         shape, slots = self._shape, self._batch.slots
-        heads = F.linear(self._norm(x, norm), weight).view(x.shape[0], -1, shape.head_dim)
+        heads = F.linear(self._norm(x, norm), qkv.weight, qkv.bias).view(x.shape[0], -1, shape.head_dim)
         num_rotated = shape.num_heads + shape.num_kv_heads
-        rotated = self._rotate(heads[:, :num_rotated])
-        self._pages.k[layer].flatten(0, 1).index_copy_(0, slots, rotated[:, shape.num_heads :])
+        query, key = heads[:, : shape.num_heads], heads[:, shape.num_heads : num_rotated]
+        if head_norms is not None:
+            query = F.rms_norm(query, query.shape[-1:], head_norms.query, shape.norm_eps)
+            key = F.rms_norm(key, key.shape[-1:], head_norms.key, shape.norm_eps)
+        self._pages.k[layer].flatten(0, 1).index_copy_(0, slots, self._rotate(key))
         self._pages.v[layer].flatten(0, 1).index_copy_(0, slots, heads[:, num_rotated:])
-        return rotated[:, : shape.num_heads].contiguous()
+        return self._rotate(query)
 
     def attend(self, query: Tensor, layer: int) -> Tensor:
         """[T, heads * head_dim]."""
         return paged_attention(query, self._pages.k[layer], self._pages.v[layer], self._plan).flatten(1)
 
-    def add_linear(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def add_linear(self, x: Tensor, y: Tensor, linear: Affine[Tensor, Tensor]) -> Tensor:
         """A new tensor, [T, hidden]."""
-        return x + F.linear(y, weight)
+        return x + F.linear(y, linear.weight, linear.bias)
 
-    def gated_linear(self, x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+    def expand(self, x: Tensor, norm: Norm[Tensor], up: Affine[Tensor, Tensor]) -> Tensor:
         """[T, intermediate]."""
-        gate, up = F.linear(self._norm(x, norm), weight).chunk(2, dim=-1)
-        return F.silu(gate) * up
+        y = F.linear(self._norm(x, norm), up.weight, up.bias)
+        if self._shape.mlp == "relu":
+            return F.relu(y)
+        gate, linear = y.chunk(2, dim=-1)
+        return F.silu(gate) * linear
 
-    def logits(self, x: Tensor, norm: Tensor, head: Tensor) -> Tensor:
+    def logits(self, x: Tensor, norm: Norm[Tensor], head: Tensor) -> Tensor:
         """float32 [m, vocab]."""
         wanted = self._norm(x.index_select(0, self._batch.logit_rows), norm)
         return F.linear(wanted, head).float()
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._shape.rms_norm_eps)
+    def _norm(self, x: Tensor, norm: Norm[Tensor]) -> Tensor:
+        shape, eps = norm.weight.shape, self._shape.norm_eps
+        if self._shape.norm == "rms":
+            return F.rms_norm(x, shape, norm.weight, eps)
+        return F.layer_norm(x, shape, norm.weight, norm.bias, eps)
 
     def _rotate(self, x: Tensor) -> Tensor:
         """Rotary embedding of [T, n, head_dim] in fp32: element i turns with element i + head_dim / 2."""

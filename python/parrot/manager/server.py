@@ -66,7 +66,7 @@ def run_manager(
     # The tokenizer's thread pool does not survive the forks that start engines, and says so.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with contextlib.closing(bind_listener(config.host, config.port)) as listener:
-        tokenizer = Tokenizer.load(resolve_model(config.model))
+        tokenizer = Tokenizer.load(resolve_model(config.model, weights=False))
         uvloop.run(_Manager(config, engines, tokenizer, listener).run(parent_pipe))
 
 

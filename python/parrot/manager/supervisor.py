@@ -46,6 +46,8 @@ def engine_argv(config: EngineConfig) -> list[str]:
             argv += [flag, str(value)]
     if not config.shared_prefix_attention:
         argv.append("--no-shared-prefix-attention")
+    if config.dummy_weights:
+        argv.append("--dummy-weights")
     return argv
 
 

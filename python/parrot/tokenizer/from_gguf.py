@@ -141,7 +141,7 @@ def _config(metadata: Metadata, tokens: Sequence[str], *, default_add_bos: bool)
     template = metadata("tokenizer.chat_template")
     if isinstance(template, str):
         config["chat_template"] = template
-    length = metadata("llama.context_length")
+    length = metadata(f"{metadata('general.architecture')}.context_length")
     if isinstance(length, int):
         config["model_max_length"] = length
     return config
