@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from parrot import api, wire
+from parrot.dummy_model import num_control_tokens, word, write_dummy_model
 from parrot.engine.made_up import MadeUpText
 from parrot.tokenizer import Tokenizer
-from parrot.tokenizer.synthetic import word, write_synthetic_tokenizer
 
 # Whole microseconds, so that steps add up exactly.
 COST = wire.CostModel(4000, 10, 20, 1, 64_000, 4000)
@@ -20,7 +20,7 @@ COST = wire.CostModel(4000, 10, 20, 1, 64_000, 4000)
 @cache
 def words_tokenizer() -> Tokenizer:
     with tempfile.TemporaryDirectory() as directory:
-        return Tokenizer.load(write_synthetic_tokenizer(Path(directory), vocab_size=2000, max_positions=8192))
+        return Tokenizer.load(write_dummy_model(Path(directory), "tiny"))
 
 
 @cache
@@ -30,7 +30,7 @@ def made_up_text() -> MadeUpText:
 
 def text(start: int, num_words: int) -> str:
     """``num_words`` words, each one token."""
-    return " ".join(word((start + i) % 1900) for i in range(num_words))
+    return " ".join(word(num_control_tokens() + (start + i) % 1000) for i in range(num_words))
 
 
 def call(

@@ -12,7 +12,7 @@ from ..tokenizer.tokenizer import Tokenizer
 from ..wire import Ids, Sampling
 
 U64 = npt.NDArray[np.uint64]
-_WORD = re.compile("[▁Ġ][A-Za-z]{2,}")
+_WORD = re.compile("[▁Ġ][A-Za-z][A-Za-z0-9]+")
 _FEWEST = 16
 
 

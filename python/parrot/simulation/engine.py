@@ -22,7 +22,7 @@ class EngineSpec:
     """What a simulated engine is. ``capacity_tokens`` caps what the scheduler may place on it at once."""
 
     cost: wire.CostModel
-    max_model_len: int = 131_072
+    max_model_len: int = 65_536
     max_batch_size: int = 256
     max_batch_tokens: int = 2048
     share_prefixes: bool = True
@@ -55,8 +55,8 @@ class _Clock:
 
 
 class EngineActor:
-    """Between steps it takes in what has arrived; a step's replies go out at its end. Steps that are alike are
-    one event: what arrives within them is taken in after the step it falls into."""
+    """Between steps it takes in what has arrived; a step's replies go out at its end. Steps that are alike
+    are one event: what arrives within them is taken in after the step it falls into."""
 
     def __init__(
         self,
