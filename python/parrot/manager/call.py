@@ -158,17 +158,18 @@ class Call:
     @property
     def num_wanted_steps(self) -> int:
         """Steps that must still run for an output that can still get a value, counted from step 0."""
-        pending = (step.index + 1 for step in reversed(self.steps) if step.output.binding.variable.pending)
-        return next(pending, 0)
+        for step in reversed(self.steps):
+            if step.output.binding.variable.pending:
+                return step.index + 1
+        return 0
 
     def ready_steps(self) -> tuple[Step, ...]:
         """The wanted steps from ``next_step`` on whose inputs exist, without a gap."""
-        ready: list[Step] = []
-        for step in self.steps[self.next_step : self.num_wanted_steps]:
+        wanted = self.steps[self.next_step : self.num_wanted_steps]
+        for number, step in enumerate(wanted):
             if step.num_missing:
-                break
-            ready.append(step)
-        return tuple(ready)
+                return wanted[:number]
+        return wanted
 
     def dispatch(self, engine: str) -> tuple[Step, ...]:
         """Take the ready steps to an engine: state RUNNING, one more attempt. Returns those steps."""

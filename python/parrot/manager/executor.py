@@ -32,7 +32,6 @@ from .session import Session
 from .single import SingleCall
 from .tenants import Tenants
 from .uses import ContextUses
-from .views import call_view
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +146,7 @@ class Executor:
                 self._uses.ended(call)
             application = self._applications[call.session_id]
             application.tenant.ended(call)
-            self.history.add(application.tenant.name, call_view(call))
+            self.history.add(application.tenant.name, call)
             if application.single is not None:
                 application.single.ended()
         for call in changes.ready:

@@ -6,6 +6,8 @@ import itertools
 from collections import deque
 
 from ..api import CallView
+from .call import Call
+from .views import CallRecord
 
 _CAPACITY = 4096
 
@@ -14,13 +16,13 @@ class History:
     """Keeps the last ended calls, oldest first."""
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
-        self._calls: deque[tuple[str, CallView]] = deque(maxlen=capacity)
+        self._calls: deque[tuple[str, CallRecord]] = deque(maxlen=capacity)
 
-    def add(self, tenant: str, view: CallView) -> None:
+    def add(self, tenant: str, call: Call) -> None:
         """A call of a tenant ended."""
-        self._calls.append((tenant, view))
+        self._calls.append((tenant, CallRecord.of(call)))
 
     def last(self, limit: int, tenant: str | None = None) -> tuple[CallView, ...]:
         """The newest ``limit`` calls, of one tenant if given, oldest first."""
-        found = (view for owner, view in reversed(self._calls) if tenant is None or owner == tenant)
-        return tuple(itertools.islice(found, limit))[::-1]
+        found = (record for owner, record in reversed(self._calls) if tenant is None or owner == tenant)
+        return tuple(record.view() for record in itertools.islice(found, limit))[::-1]

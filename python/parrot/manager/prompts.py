@@ -182,6 +182,10 @@ def assemble(prompt: CallPrompt, call: Call, steps: Sequence[Step]) -> RunPrompt
     Raises :class:`InvalidRequest` for a prompt without any token.
     """
     first, last = steps[0].index, steps[-1].index
+    if first == 0 and len(prompt.fills[0].token_ids):
+        fill = prompt.fills[0]
+        later = tuple(prompt.fills[index].token_ids for index in range(1, last + 1))
+        return RunPrompt(fill.token_ids, fill.boundaries, later, fill.piece_ends)
     ids: list[wire.Ids] = []
     boundaries: list[wire.Ids] = []
     offset = 0

@@ -52,8 +52,13 @@ class Chain:
         return as_text(current)
 
 
+_NO_TRANSFORMS = Chain("", ())
+
+
 def compile_chain(transforms: Sequence[Transform], *, where: str) -> Chain:
     """Raises :class:`TransformError` naming ``where``, the operator and its place in the chain."""
+    if not transforms:
+        return _NO_TRANSFORMS
     operators = []
     for number, transform in enumerate(transforms, start=1):
         try:
