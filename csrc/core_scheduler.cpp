@@ -101,7 +101,7 @@ void add_engine(Scheduler& scheduler, int64_t engine_id, double base_us, double 
 void submit(Scheduler& scheduler, int64_t call_id, int64_t app_id, int64_t app_arrival_us, int64_t now_us,
             int64_t domain, bool latency, int64_t group_id, int32_t depth, const py::object& token_ids,
             const py::object& boundaries, int32_t max_new_tokens, int64_t model, int64_t adapter,
-            std::optional<int64_t> tenant) {
+            std::optional<int64_t> tenant, std::optional<int64_t> start_by_us, double per_token_us) {
     scheduler.submit({.call_id = call_id,
                       .app_id = app_id,
                       .app_arrival_us = app_arrival_us,
@@ -111,6 +111,8 @@ void submit(Scheduler& scheduler, int64_t call_id, int64_t app_id, int64_t app_a
                       .group_id = group_id,
                       .depth = depth,
                       .max_new_tokens = max_new_tokens,
+                      .start_by_us = start_by_us.value_or(scheduler::kNoTime),
+                      .per_token_us = per_token_us,
                       .latency = latency},
                      int32_view("token_ids", token_ids), int32_view("boundaries", boundaries));
 }
@@ -131,6 +133,12 @@ std::vector<Candidate> candidates(Scheduler& scheduler, int64_t now_us, int64_t 
                                 now_us);
 }
 
+void set_objective(Scheduler& scheduler, int64_t call_id, bool latency, int64_t group_id, int32_t depth,
+                   std::optional<int64_t> start_by_us, double per_token_us) {
+    scheduler.set_objective(
+        call_id, {latency, group_id, depth, start_by_us.value_or(scheduler::kNoTime), per_token_us});
+}
+
 void bind_scheduler_class(py::module_& module) {
     py::class_<Scheduler>(module, "Scheduler", "Algorithm 1: events in, placements out.")
         .def(py::init(&make_scheduler), py::kw_only(), "hash_key"_a, "group_placement"_a = true,
@@ -146,9 +154,10 @@ void bind_scheduler_class(py::module_& module) {
         .def("set_slowdown", &Scheduler::set_slowdown, "engine_id"_a, "slowdown"_a)
         .def("submit", &submit, "call_id"_a, py::kw_only(), "app_id"_a, "app_arrival_us"_a, "now_us"_a,
              "domain"_a, "latency"_a, "group_id"_a, "depth"_a, "token_ids"_a, "boundaries"_a,
-             "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0, "tenant"_a = py::none())
-        .def("set_objective", &Scheduler::set_objective, "call_id"_a, py::kw_only(), "latency"_a,
-             "group_id"_a, "depth"_a)
+             "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0, "tenant"_a = py::none(),
+             "start_by_us"_a = py::none(), "per_token_us"_a = 0.0)
+        .def("set_objective", &set_objective, "call_id"_a, py::kw_only(), "latency"_a, "group_id"_a,
+             "depth"_a, "start_by_us"_a = py::none(), "per_token_us"_a = 0.0)
         .def("cancel", &Scheduler::cancel, "call_id"_a)
         .def("set_tenant_weight", &Scheduler::set_tenant_weight, "tenant"_a, "weight"_a)
         .def("schedule", &Scheduler::schedule, "now_us"_a)

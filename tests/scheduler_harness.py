@@ -69,6 +69,8 @@ class Driver:
         group: int = -1,
         depth: int = 0,
         new: int = 50,
+        start_by_us: int | None = None,
+        per_token_us: float = 0.0,
     ) -> None:
         """A call of 200 unshared tokens unless told otherwise, cut at its end."""
         token_ids = text(1_000_000 + call_id, 200) if prompt is None else prompt
@@ -87,6 +89,8 @@ class Driver:
             max_new_tokens=new,
             model=model,
             tenant=tenant,
+            start_by_us=start_by_us,
+            per_token_us=per_token_us,
         )
 
     def schedule(self, now: int = 0) -> dict[int, Placement]:

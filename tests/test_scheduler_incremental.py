@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +55,7 @@ class Story:
             group=int(self.rng.integers(-2, 2)),
             depth=int(self.rng.integers(3)),
             new=int(self.rng.integers(0, 150)) if self.rng.random() < 0.95 else 1_800,
+            **self.targets(),
         )
         self.queued.append(self.next_id)
         self.next_id += 1
@@ -87,6 +89,7 @@ class Story:
                 latency=bool(self.rng.random() < 0.5),
                 group_id=int(self.rng.integers(-1, 2)),
                 depth=int(self.rng.integers(3)),
+                **self.targets(),
             )
         elif self.contexts:
             engine, context = self.contexts.pop(int(self.rng.integers(len(self.contexts))))
@@ -102,6 +105,13 @@ class Story:
             engine, context, domain=0, token_ids=prompt, boundaries=np.array(cuts, dtype=np.int32)
         )
         self.contexts.append((engine, context))
+
+    def targets(self) -> dict[str, Any]:
+        """Of every other call: a time to start by, and what a token may take."""
+        if self.rng.random() < 0.5:
+            return {}
+        start_by_us = self.now + int(self.rng.integers(-50_000, 300_000))
+        return {"start_by_us": start_by_us, "per_token_us": float(self.rng.uniform(0, 20_000))}
 
     def disturb(self) -> None:
         """An engine is paused, goes on, or changes its pace."""

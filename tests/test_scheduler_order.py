@@ -129,6 +129,29 @@ def test_a_label_that_arrives_later_changes_the_order() -> None:
     assert drain(driver, 1) == [2, 1]
 
 
+def test_a_call_with_a_target_yields_as_long_as_it_may_start_later() -> None:
+    driver = one_at_a_time(aging_us=10_000)
+    driver.submit(1, now=0)
+    driver.submit(2, now=0, start_by_us=4_000)
+    driver.submit(3, now=0, start_by_us=2_000, latency=True)
+    driver.submit(4, now=0, start_by_us=50_000)
+    driver.submit(5, now=1_000, latency=True)
+    driver.submit(6, now=3_000, group=1)
+    driver.submit(7, now=0, start_by_us=-5_000)
+    assert drain(driver, 6_000) == [7, 5, 3, 6, 2, 1, 4]
+
+
+def test_a_target_that_comes_later_changes_the_order_and_goes_again() -> None:
+    driver = one_at_a_time(aging_us=10_000)
+    driver.submit(1, now=0)
+    driver.submit(2, now=1)
+    driver.submit(3, now=2)
+    driver.scheduler.set_objective(2, latency=False, group_id=-1, depth=0, start_by_us=500)
+    driver.scheduler.set_objective(3, latency=False, group_id=-1, depth=0, start_by_us=100)
+    driver.scheduler.set_objective(3, latency=False, group_id=-1, depth=0)
+    assert drain(driver, 3) == [2, 1, 3]
+
+
 # --- balance and fairness --------------------------------------------------------------------------------
 
 

@@ -330,6 +330,50 @@ def test_a_label_on_a_running_call_constrains_its_engine() -> None:
     assert list(driver.schedule()) == [3]
 
 
+def admitted_beside(per_token_us: float, *, plain: bool = False, **cost: float) -> int:
+    """How many throughput calls an engine takes beside a latency-bound one; each has 500 tokens."""
+    driver = Driver.with_engines([Cost(**cost)], latency_capacity_tokens=3_000)  # type: ignore[arg-type]
+    driver.submit(100, text(100, 450), latency=True, per_token_us=per_token_us)
+    if plain:
+        driver.submit(101, text(101, 450), latency=True)
+    driver.schedule()
+    for call_id in range(60):
+        driver.submit(call_id, text(call_id, 450))
+        driver.schedule()
+    return driver.load(0)[0] - 1 - plain
+
+
+def test_the_target_of_a_latency_bound_call_bounds_its_engine() -> None:
+    # step_us = 8000 + 40 * batch + 0.1 * tokens
+    assert admitted_beside(0) == 5, "no target: 3,000 tokens"
+    assert admitted_beside(8_290) == 2, "3 calls of 500 tokens take 8,270"
+    assert admitted_beside(9_000) == 10, "more than without a target: 11 calls take 8,990"
+    assert admitted_beside(1e6) == 60
+    assert admitted_beside(9_000, plain=True) == 4, "beside one without a target its bound holds too"
+    assert admitted_beside(8_095) == 0, "it could hardly be kept alone"
+    assert admitted_beside(5_000) == 5, "a target that cannot be kept is none"
+    assert admitted_beside(8_050, per_kv_token_us=0.0) == 0
+    assert admitted_beside(11_000, per_kv_token_us=0.0, max_batch_size=256) == 60
+
+
+def test_a_target_holds_from_its_label_until_its_call_has_left() -> None:
+    driver = Driver.with_engines([Cost()], latency_capacity_tokens=3_000)
+    for call_id in range(2):
+        driver.submit(call_id, text(call_id, 450))
+    driver.schedule()
+    driver.scheduler.set_objective(0, latency=True, group_id=-1, depth=0, per_token_us=8_200)
+    driver.scheduler.check_invariants()
+    driver.submit(3, text(3, 450))
+    assert driver.schedule() == {}
+    driver.scheduler.set_objective(0, latency=True, group_id=-1, depth=0, per_token_us=9_000)
+    assert list(driver.schedule()) == [3]
+    driver.scheduler.set_objective(0, latency=True, group_id=-1, depth=0, per_token_us=8_200)
+    driver.submit(4, text(4, 450))
+    assert driver.schedule() == {}
+    driver.finish(0)
+    assert list(driver.schedule()) == [4]
+
+
 def test_without_objective_awareness_an_engine_fills_to_its_capacity() -> None:
     driver = Driver.with_engines(
         [Cost(capacity_tokens=2_500)], latency_capacity_tokens=600, objective_aware=False

@@ -79,9 +79,18 @@ class SchedulerAgainstDict(RuleBasedStateMachine):
         app=st.integers(0, 2),
         domain=st.integers(0, 1),
         depth=st.integers(0, 2),
+        per_token_us=st.sampled_from([0.0, 1.0, 8_045.0, 8_100.0, 1e9]),
     )
     def submit(
-        self, tokens: list[int], new: int, latency: bool, group: int, app: int, domain: int, depth: int
+        self,
+        tokens: list[int],
+        new: int,
+        latency: bool,
+        group: int,
+        app: int,
+        domain: int,
+        depth: int,
+        per_token_us: float,
     ) -> None:
         call_id = self.next_id
         self.next_id += 1
@@ -97,6 +106,7 @@ class SchedulerAgainstDict(RuleBasedStateMachine):
             group=group,
             depth=depth,
             new=new,
+            per_token_us=per_token_us,
         )
         self.prompts[call_id] = (tuple(tokens), domain, new)
         self.queued.add(call_id)
@@ -140,10 +150,20 @@ class SchedulerAgainstDict(RuleBasedStateMachine):
         self.in_flight.pop(call_id, None)
 
     @precondition(lambda self: self.queued or self.in_flight)
-    @rule(data=st.data(), latency=st.booleans(), group=st.integers(-1, 1), depth=st.integers(0, 2))
-    def set_objective(self, data: st.DataObject, latency: bool, group: int, depth: int) -> None:
+    @rule(
+        data=st.data(),
+        latency=st.booleans(),
+        group=st.integers(-1, 1),
+        depth=st.integers(0, 2),
+        per_token_us=st.sampled_from([0.0, 8_045.0]),
+    )
+    def set_objective(
+        self, data: st.DataObject, latency: bool, group: int, depth: int, per_token_us: float
+    ) -> None:
         call_id = data.draw(st.sampled_from(sorted(self.queued | set(self.in_flight))))
-        self.driver.scheduler.set_objective(call_id, latency=latency, group_id=group, depth=depth)
+        self.driver.scheduler.set_objective(
+            call_id, latency=latency, group_id=group, depth=depth, per_token_us=per_token_us
+        )
 
     @precondition(lambda self: self.contexts)
     @rule(data=st.data(), remaining=st.integers(0, 8))

@@ -51,7 +51,8 @@ void CallQueue::require_place(int64_t tenant) const {
 
 // A latency-bound call, and a member of a task group (whose consumer is latency-bound), goes by its arrival;
 // other work goes as if it had come one aging time later, so that latency-bound strangers overtake it for
-// that long and no longer. Keys never change with time: waiting is what makes an old key small.
+// that long and no longer; a call with a target in time lies between them, as late as it may start. Keys
+// never change with time: waiting is what makes an old key small.
 QueueKey CallQueue::key_of(const CallSpec& spec) const {
     int64_t priority_us = spec.submit_us;
     if (options_.application_order) {
@@ -60,9 +61,14 @@ QueueKey CallQueue::key_of(const CallSpec& spec) const {
             priority_us = std::max(priority_us, spec.submit_us - kInheritedAgings * options_.aging_us);
         }
     }
-    const bool somebody_waits = spec.latency || spec.group_id >= 0;
-    if (options_.objective_aware && !somebody_waits) {
-        priority_us += options_.aging ? options_.aging_us : kNever;
+    if (options_.objective_aware) {
+        const int64_t most_us = options_.aging ? options_.aging_us : kNever;
+        const bool somebody_waits = spec.latency || spec.group_id >= 0;
+        int64_t slack_us = somebody_waits ? 0 : most_us;
+        if (spec.start_by_us != kNoTime) {
+            slack_us = std::clamp<int64_t>(spec.start_by_us - priority_us, 0, most_us);
+        }
+        priority_us += slack_us;
     }
     return {priority_us, -spec.depth, spec.call_id};
 }

@@ -19,13 +19,15 @@ struct Engine {
     CostModel measured;  // when it joined
     double slowdown = 1;
     bool paused = false;             // takes no calls; those it has go on
-    int64_t bound = 0;               // of mixed tokens: what it may hold beside a latency-bound call
+    int64_t bound = 0;               // of mixed tokens: what it may hold beside its latency-bound calls
+    int64_t plain_bound = 0;         // the same beside one whose target is not known
     int64_t pace_ns = 0;             // one step of a typical batch, to compare engines of unequal speed
     std::vector<Call*> calls;        // in flight, in no order
     std::vector<uint32_t> contexts;  // slots of Fleet, in no order
 
-    int32_t num_latency = 0;  // of calls
-    int64_t load_tokens = 0;  // held when every call has generated all it may, shared prefixes counted once
+    int32_t num_latency = 0;   // of calls
+    int32_t num_targeted = 0;  // of latency-bound calls: those that say what a token may take
+    int64_t load_tokens = 0;   // held when every call has generated all it may, shared prefixes counted once
     int64_t latency_tokens = 0;  // the part of load_tokens that latency-bound calls hold
     int64_t new_tokens = 0;      // the part of load_tokens that is still to be generated
     int64_t expected_finish_sum_us = 0;
@@ -59,8 +61,11 @@ struct Engine {
         if (!objective_aware) return capacity;
         if (!latency) return num_latency == 0 ? capacity : std::min(capacity, bound - load_tokens);
         const bool is_first = num_latency == 0 && !is_set;
-        return is_first ? capacity : std::min(capacity, bound - latency_tokens);
+        return is_first ? capacity : std::min(capacity, latency_bound() - latency_tokens);
     }
+
+    // Of the tokens of latency-bound calls.
+    int64_t latency_bound() const { return std::min(bound, plain_bound); }
 };
 
 }  // namespace parrot::scheduler

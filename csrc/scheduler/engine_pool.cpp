@@ -13,6 +13,9 @@ namespace {
 
 constexpr double kInadmissible = std::numeric_limits<double>::infinity();
 
+// No target takes an engine from the others beyond this share of the bound that holds without one.
+constexpr int64_t kLeastShare = 6;
+
 }  // namespace
 
 template <class Visit>
@@ -27,7 +30,7 @@ void EnginePool::Rows::for_each(Visit visit) {
 
 void EnginePool::add(Engine& engine) {
     engine.pool = this;
-    engine.bound = std::min(options_.latency_capacity_tokens, engine.cost.capacity_tokens);
+    engine.plain_bound = std::min(options_.latency_capacity_tokens, engine.cost.capacity_tokens);
     set_pace(engine);
     engines_.insert(std::ranges::lower_bound(engines_, engine.id, {}, &Engine::id), &engine);
     rebuild();
@@ -42,6 +45,28 @@ void EnginePool::set_slowdown(Engine& engine, double slowdown) {
     engine.cost.per_kv_token_us = engine.measured.per_kv_token_us * slowdown;
     set_pace(engine);
     refresh(engine);
+    mark_changed(engine);  // a bound that follows from a target may have grown
+}
+
+// What the tightest target of its latency-bound calls allows, at the batch that is there and one call more. A
+// target that not even a call by itself could keep is no reason to hold others up.
+void EnginePool::set_bound(Engine& engine) {
+    engine.bound = engine.plain_bound;
+    if (engine.num_targeted == 0) return;
+    const CostModel& cost = engine.cost;
+    auto bound = static_cast<double>(engine.num_targeted < engine.num_latency ? engine.plain_bound
+                                                                              : cost.capacity_tokens);
+    for (const Call* call : engine.calls) {
+        if (!call->spec.is_targeted()) continue;
+        const double alone_us = cost.step_us(1, call->tokens());
+        if (call->spec.per_token_us < alone_us) {
+            bound = std::min(bound, static_cast<double>(engine.plain_bound));
+            continue;
+        }
+        const double left_us = call->spec.per_token_us - cost.step_us(engine.batch() + 1, 0);
+        if (left_us < cost.per_kv_token_us * bound) bound = std::max(0.0, left_us / cost.per_kv_token_us);
+    }
+    engine.bound = std::max(static_cast<int64_t>(bound), engine.plain_bound / kLeastShare);
 }
 
 void EnginePool::set_pace(Engine& engine) {
@@ -82,6 +107,7 @@ EnginePool::Share EnginePool::share_of(const Engine& engine) const {
 }
 
 void EnginePool::refresh(Engine& engine) {
+    set_bound(engine);
     const Share now = share_of(engine);
     Share& before = shares_[engine.row];
     with_room_[engine.row / kBlock] += now.with_room - before.with_room;

@@ -119,6 +119,7 @@ class EnginePool {
     };
 
     static void set_pace(Engine& engine);
+    static void set_bound(Engine& engine);
     Share share_of(const Engine& engine) const;
     void rebuild();
     void write_row(const Engine& engine);

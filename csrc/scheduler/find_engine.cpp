@@ -156,7 +156,7 @@ bool EngineFinder::is_admissible(const CallSet& calls, const Engine& engine, con
     if (!options_.objective_aware) return true;
     if (calls.latency) {
         const bool is_first = engine.num_latency == 0 && calls.num_calls == 1;
-        return is_first || engine.latency_tokens + tokens - overlap.live_latency <= engine.bound;
+        return is_first || engine.latency_tokens + tokens - overlap.live_latency <= engine.latency_bound();
     }
     return engine.num_latency == 0 || load_after <= engine.bound;
 }

@@ -53,6 +53,7 @@ Fleet::Admission Fleet::admit(Call& call, Engine& engine, double takes_us, int64
     call.position = static_cast<uint32_t>(engine.calls.size());
     engine.calls.push_back(&call);
     engine.num_latency += call.spec.latency ? 1 : 0;
+    engine.num_targeted += call.spec.is_targeted() ? 1 : 0;
     engine.load_tokens += added.all;
     engine.latency_tokens += added.latency;
     engine.new_tokens += call.spec.max_new_tokens;
@@ -91,6 +92,7 @@ void Fleet::remove_call(Call& call) {
     engine.calls[call.position]->position = call.position;
     engine.calls.pop_back();
     engine.num_latency -= call.spec.latency ? 1 : 0;
+    engine.num_targeted -= call.spec.is_targeted() ? 1 : 0;
     engine.load_tokens -= removed.all;
     engine.latency_tokens -= removed.latency;
     engine.new_tokens -= call.spec.max_new_tokens;
@@ -98,13 +100,18 @@ void Fleet::remove_call(Call& call) {
     call.engine = nullptr;
 }
 
-void Fleet::set_latency(Call& call, bool latency) {
-    if (call.spec.latency == latency) return;
+void Fleet::set_latency(Call& call, bool latency, double per_token_us) {
+    if (call.spec.latency == latency && call.spec.per_token_us == per_token_us) return;
     Engine& engine = *call.engine;
-    const int64_t changed = residency_.set_latency(call, engine.slot, latency);
-    engine.latency_tokens += latency ? changed : -changed;
-    engine.num_latency += latency ? 1 : -1;
+    engine.num_targeted -= call.spec.is_targeted() ? 1 : 0;
+    if (call.spec.latency != latency) {
+        const int64_t changed = residency_.set_latency(call, engine.slot, latency);
+        engine.latency_tokens += latency ? changed : -changed;
+        engine.num_latency += latency ? 1 : -1;
+    }
     call.spec.latency = latency;
+    call.spec.per_token_us = per_token_us;
+    engine.num_targeted += call.spec.is_targeted() ? 1 : 0;
     engine.pool->refresh(engine);
     engine.pool->mark_changed(engine);
 }
@@ -190,6 +197,7 @@ void check_engine(const Engine& engine, std::span<const Call* const> calls) {
         const bool is_there = call->position < engine.calls.size() && engine.calls[call->position] == call;
         if (!is_there) throw std::logic_error("a call is not where its engine has it");
         expected.num_latency += call->spec.latency ? 1 : 0;
+        expected.num_targeted += call->spec.is_targeted() ? 1 : 0;
         expected.new_tokens += call->spec.max_new_tokens;
         expected.load_tokens += call->own_tokens();
         expected.expected_finish_sum_us += call->expected_finish_us;
@@ -202,7 +210,7 @@ void check_engine(const Engine& engine, std::span<const Call* const> calls) {
         }
     }
     const auto load = [](const Engine& of) {
-        return std::tie(of.num_latency, of.load_tokens, of.latency_tokens, of.new_tokens,
+        return std::tie(of.num_latency, of.num_targeted, of.load_tokens, of.latency_tokens, of.new_tokens,
                         of.expected_finish_sum_us);
     };
     if (engine.calls.size() != calls.size() || load(engine) != load(expected)) {

@@ -40,7 +40,7 @@ class Fleet {
     Admission admit(Call& call, Engine& engine, double takes_us, int64_t now_us);
     void take_back(Call& call, const Admission& admission);
     void release(Call& call);
-    void set_latency(Call& call, bool latency);
+    void set_latency(Call& call, bool latency, double per_token_us);
     // Keeps the engine free for the call; and the end of that.
     void hold(Call& call, Engine& engine);
     void end_hold(Engine& engine);

@@ -42,12 +42,18 @@ SchedulerOptions checked(SchedulerOptions options) {
     return options;
 }
 
+void require_targets(int64_t start_by_us, double per_token_us) {
+    if (start_by_us != kNoTime) require_within("start_by_us", start_by_us, -kMaxTimeUs, kMaxTimeUs);
+    require_cost("per_token_us", per_token_us);
+}
+
 void require_call(const CallSpec& spec, std::span<const int32_t> token_ids,
                   std::span<const int32_t> boundaries) {
     require_at_least("call_id", spec.call_id, 0);
     require_time("app_arrival_us", spec.app_arrival_us);
     require_time("now_us", spec.submit_us);
     require_at_least("depth", spec.depth, 0);
+    require_targets(spec.start_by_us, spec.per_token_us);
     require_within("max_new_tokens", spec.max_new_tokens, 0, kMaxCallTokens);
     require_within("len(token_ids)", static_cast<int64_t>(token_ids.size()), 0, kMaxCallTokens);
     require_prompt(token_ids, boundaries);
@@ -118,20 +124,23 @@ void Scheduler::submit(const CallSpec& spec, std::span<const int32_t> token_ids,
     fresh_.push_back(spec.call_id);
 }
 
-void Scheduler::set_objective(CallId call_id, bool latency, int64_t group_id, int32_t depth) {
-    require_at_least("depth", depth, 0);
+void Scheduler::set_objective(CallId call_id, const Objective& objective) {
+    require_at_least("depth", objective.depth, 0);
+    require_targets(objective.start_by_us, objective.per_token_us);
     Call* known = find(call_id);
     if (known == nullptr) return;
     Call& call = *known;
     const bool is_queued = call.engine == nullptr;
     if (is_queued) {
         queue_.erase(call);
-        call.spec.latency = latency;
+        call.spec.latency = objective.latency;
+        call.spec.per_token_us = objective.per_token_us;
     } else {
-        fleet_.set_latency(call, latency);
+        fleet_.set_latency(call, objective.latency, objective.per_token_us);
     }
-    call.spec.group_id = group_id;
-    call.spec.depth = depth;
+    call.spec.group_id = objective.group_id;
+    call.spec.depth = objective.depth;
+    call.spec.start_by_us = objective.start_by_us;
     if (is_queued) queue_.insert(call);
 }
 

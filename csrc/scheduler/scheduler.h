@@ -38,7 +38,7 @@ class Scheduler {
     void submit(const CallSpec& spec, std::span<const int32_t> token_ids,
                 std::span<const int32_t> boundaries);
     // Unknown calls are ignored: a label may arrive after the call has ended.
-    void set_objective(CallId call_id, bool latency, int64_t group_id, int32_t depth);
+    void set_objective(CallId call_id, const Objective& objective);
     bool cancel(CallId call_id);
     // A tenant's share of the work that is placed while several have calls queued; 1 unless told.
     void set_tenant_weight(int64_t tenant, double weight);

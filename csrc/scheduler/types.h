@@ -13,6 +13,7 @@ using CallId = int64_t;
 using EngineId = int64_t;
 using ContextId = int64_t;
 inline constexpr ContextId kNoContext = 0;
+inline constexpr int64_t kNoTime = std::numeric_limits<int64_t>::max();
 inline constexpr uint32_t kNoSlot = std::numeric_limits<uint32_t>::max();
 
 struct SchedulerOptions {
@@ -43,6 +44,15 @@ struct CostModel {
     }
 };
 
+// What a label, or what was deduced from one, says of a call.
+struct Objective {
+    bool latency = false;
+    int64_t group_id = -1;
+    int32_t depth = 0;
+    int64_t start_by_us = kNoTime;
+    double per_token_us = 0;
+};
+
 struct CallSpec {
     CallId call_id = 0;
     int64_t app_id = 0;
@@ -53,7 +63,11 @@ struct CallSpec {
     int64_t group_id = -1;  // < 0: none; unique within an application only
     int32_t depth = 0;
     int32_t max_new_tokens = 0;
+    int64_t start_by_us = kNoTime;  // a target in time: the latest start that keeps it
+    double per_token_us = 0;        // what each generated token may take; 0: no target
     bool latency = false;
+
+    bool is_targeted() const { return latency && per_token_us > 0; }
 };
 
 enum class Reason : uint8_t { kGroup, kSharers, kPrefix, kAlone };

@@ -350,16 +350,29 @@ class Scheduler:
         model: int = 0,
         adapter: int = 0,
         tenant: int | None = None,
+        start_by_us: int | None = None,
+        per_token_us: float = 0.0,
     ) -> None:
         """Queue a ready call; it goes to an engine of its ``model`` only, and shares prefixes with calls of
         its ``model``, ``adapter`` and ``domain``. ``tenant`` (its domain when not given) is who it is
         accounted to. ``group_id`` < 0: none. ``depth``: longest path to the annotated variable, so that the
         deepest goes first within an application. ``boundaries``: prefix lengths that no later text can
-        change, ascending. Raises :class:`QueueFull`, and nothing is changed."""
+        change, ascending. ``start_by_us``: the latest start that keeps a target in time; ``per_token_us``:
+        what a token of a latency-bound call may take, 0 if it has not said. Raises :class:`QueueFull`, and
+        nothing is changed."""
     def set_tenant_weight(self, tenant: int, weight: float) -> None:
         """The tenant's share of the work placed while several have calls queued, 1 unless told;
         1e-6 to 1e6."""
-    def set_objective(self, call_id: int, *, latency: bool, group_id: int, depth: int) -> None:
+    def set_objective(
+        self,
+        call_id: int,
+        *,
+        latency: bool,
+        group_id: int,
+        depth: int,
+        start_by_us: int | None = None,
+        per_token_us: float = 0.0,
+    ) -> None:
         """A label arrived for a queued or running call; unknown ids are ignored."""
     def cancel(self, call_id: int) -> bool:
         """Drop a queued call or one in flight; False if unknown."""

@@ -16,13 +16,22 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,127}$")]
 VarId = Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")]
 RequestId = Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")]
 SessionId = Annotated[str, Field(pattern=r"^s-[0-9a-f]{32}$")]
-Criteria = Literal["LATENCY", "THROUGHPUT"]
+Criteria = Literal["LATENCY", "THROUGHPUT", "TTFT", "TPOT", "DEADLINE"]
+TargetMs = Annotated[float, Field(gt=0.0, le=86_400_000.0)]
 
 
 class Body(BaseModel):
     """Base of all bodies: frozen, unknown fields refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _check_target(criteria: Criteria | None, target_ms: float | None) -> None:
+    has_target = criteria in ("TTFT", "TPOT", "DEADLINE")
+    if has_target and target_ms is None:
+        raise ValueError(f"{criteria} needs target_ms")
+    if target_ms is not None and not has_target:
+        raise ValueError(f"target_ms goes with TTFT, TPOT or DEADLINE, not with {criteria}")
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -226,6 +235,12 @@ class CallBody(Body):
     messages: tuple[MessageBody, ...] | None = Field(default=None, min_length=1, max_length=4096)
     placeholders: tuple[PlaceholderBody, ...] = Field(default=(), max_length=4096)
     objective: Criteria | None = None
+    target_ms: TargetMs | None = None
+
+    @model_validator(mode="after")
+    def _target(self) -> CallBody:
+        _check_target(self.objective, self.target_ms)
+        return self
 
     @model_validator(mode="after")
     def _one_prompt(self) -> CallBody:
@@ -236,10 +251,17 @@ class CallBody(Body):
 
 class LabelBody(Body):
     """The objective of a variable that a get will ask for: it travels with the submit, so that labels arrive
-    with the graph."""
+    with the graph. ``target_ms`` goes with three of them and counts from now: TTFT, the first token; TPOT,
+    each token; DEADLINE, the value, which fails as ``deadline_exceeded`` after that."""
 
     semantic_var_id: VarId
     criteria: Criteria
+    target_ms: TargetMs | None = None
+
+    @model_validator(mode="after")
+    def _target(self) -> LabelBody:
+        _check_target(self.criteria, self.target_ms)
+        return self
 
 
 class SubmitBody(Body):
@@ -268,12 +290,19 @@ class SubmitReply(Body):
 
 
 class GetBody(Body):
-    """Wait for a variable. ``timeout_ms`` 0 polls; absent waits until the variable ends."""
+    """Wait for a variable. ``timeout_ms`` 0 polls; absent waits until the variable ends. ``criteria`` and
+    ``target_ms`` label it (:class:`LabelBody`)."""
 
     session_id: SessionId
     semantic_var_id: VarId
     criteria: Criteria | None = None
+    target_ms: TargetMs | None = None
     timeout_ms: int | None = Field(default=None, ge=0, le=86_400_000)
+
+    @model_validator(mode="after")
+    def _target(self) -> GetBody:
+        _check_target(self.criteria, self.target_ms)
+        return self
 
 
 class IdLogprob(Body):
@@ -342,7 +371,7 @@ class CallView(Body):
     session_id: str
     function: str
     state: Literal["waiting", "queued", "running", "done", "failed", "cancelled"]
-    objective: Criteria
+    objective: Literal["LATENCY", "THROUGHPUT"]
     task_group: int | None = None
     depth: int | None = None
     engine: str | None = None

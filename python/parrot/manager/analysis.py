@@ -1,147 +1,94 @@
 """Objective deduction: from the labels of a few variables to an objective for every call (paper section 5.2).
 
-The *cone* of an objective is everything that its labelled variables still need. Its nodes are units, that is
-the steps of calls, and variables; derived variables are transparent. Within the LATENCY cone the depth of a
-unit is the number of units after it on the longest path to a labelled variable. Level by level from there:
+In the cone of what somebody waits for (:mod:`parrot.manager.cone`), level by level from the labelled
+variables:
 
 * the producer of a labelled variable is latency-sensitive;
 * so is a call that alone at its depth feeds several latency-sensitive ones (R3 of the paper's figure 9);
 * of the others, calls at one depth whose consumers intersect, transitively, form a task group: inside it
   throughput counts, since only the group's completion time matters to its consumers;
 * a call that is in no group is alone on the critical path: latency.
+
+Somebody waits for what is labelled LATENCY, TTFT or TPOT, and for a DEADLINE that has come near. Times are
+carried down by :mod:`parrot.manager.critical_path`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Mapping
 
-from ..api import Criteria
-from .call import Call
+from .call import NO_TARGETS, Call, Targets
+from .cone import Cone, Node, Unit, labelled_nodes
+from .critical_path import CriticalPath
+from .demand import Demand, earliest
 from .graph import Graph
+from .pace import Pace
 from .variable import Variable
 
-Unit = tuple[Call, int]
-Node = Unit | Variable
+_PATIENT = ("THROUGHPUT", "DEADLINE")
 
 
-def deduce(graph: Graph) -> list[Call]:
-    """Bring objective, task group and depth of the unfinished calls up to date with the labels.
+def deduce(graph: Graph, *, now_us: int = 0, pace: Pace | None = None) -> list[Call]:
+    """Bring objective, task group, depth and targets of the unfinished calls up to date with the labels.
 
     Returns the calls of which one of these changed. Costs nothing while ``graph.is_stale`` is False, else
     time linear in the session's live calls: call it once for labels that arrive together. Calls outside every
-    cone keep what they have, at first THROUGHPUT.
+    cone keep what they have, at first THROUGHPUT. ``graph.review_us`` is when it has to run again even
+    without a new label, since a deadline will have come near.
     """
     if not graph.is_stale:
         return []
     graph.is_stale = False
-    latency = _Cone(graph, "LATENCY")
-    changed = _Levels(graph, latency).classify()
-    throughput = _Cone(graph, "THROUGHPUT")
+    labels = labelled_nodes(graph)
+    path = None
+    if any(demand.has_time for demand in labels.values()):
+        path = CriticalPath(labels, pace=pace or Pace(), now_us=now_us)
+    graph.review_us = None if path is None else path.review_us
+    urgent = set() if path is None else path.urgent
+    latency = {node for node, demand in labels.items() if demand.criteria not in _PATIENT or node in urgent}
+    targets = _targets(labels, path)
+    cone = Cone(latency)
+    changed = _Levels(graph, cone, targets).classify()
     depths: dict[Call, int] = {}
-    for (call, _), depth in throughput.unit_depths():
-        if call not in latency.calls:
+    for (call, _), depth in Cone(labels.keys() - latency).unit_depths():
+        if call not in cone.calls:
             depths[call] = max(depth, depths.get(call, 0))
     for call, depth in depths.items():
         if not call.ended and graph.set_objective(
-            call, call.objective, task_group=call.task_group, depth=depth
+            call,
+            call.objective,
+            task_group=call.task_group,
+            depth=depth,
+            targets=targets.get(call, NO_TARGETS),
         ):
             changed.append(call)
     return changed
 
 
-class _Cone:
-    """What the variables labelled with one objective still need, with depths.
-
-    Finished producers of values that a unit reads are included as leaves, so that a task group stays one
-    while its members finish.
-    """
-
-    def __init__(self, graph: Graph, criteria: Criteria) -> None:
-        self.labelled: set[Node] = {
-            variable
-            for call in graph.live.values()
-            for variable in (binding.variable for binding in call.outputs.values())
-            if variable.criteria == criteria and variable.pending
-        }
-        self.labelled |= {
-            variable
-            for variable in graph.variables.values()
-            if variable.derivation and variable.criteria == criteria and variable.pending
-        }
-        self.labelled |= {
-            (call, call.num_wanted_steps - 1) for call in graph.live.values() if call.label == criteria
-        }
-        self.readers: dict[Node, list[Node]] = defaultdict(list)
-        self.depth: dict[Node, int] = {}
-        self._measure(self._readers_first())
-        self.calls = {node[0] for node in self.depth if isinstance(node, tuple)}
-
-    def unit_depths(self) -> Iterator[tuple[Unit, int]]:
-        """Every unit with its depth."""
-        return ((node, depth) for node, depth in self.depth.items() if isinstance(node, tuple))
-
-    def _readers_first(self) -> list[Node]:
-        """All nodes, each before what it depends on; fills ``readers``."""
-        order: list[Node] = []
-        seen: set[Node] = set()
-        stack: list[tuple[Node, Iterator[Node]]] = []
-        for root in self.labelled:
-            if root not in seen:
-                seen.add(root)
-                stack.append((root, _dependencies(root)))
-            while stack:
-                node, dependencies = stack[-1]
-                below = next(dependencies, None)
-                if below is None:
-                    stack.pop()
-                    order.append(node)
-                    continue
-                self.readers[below].append(node)
-                if below not in seen:
-                    seen.add(below)
-                    stack.append((below, _dependencies(below)))
-        order.reverse()
-        return order
-
-    def _measure(self, readers_first: list[Node]) -> None:
-        for node in readers_first:
-            depth = 0
-            for reader in self.readers.get(node, ()):
-                step = 1 if isinstance(reader, tuple) else 0
-                depth = max(depth, self.depth[reader] + step)
-            self.depth[node] = depth
-
-
-def _dependencies(node: Node) -> Iterator[Node]:
-    if isinstance(node, tuple):
-        return _unit_dependencies(*node)
-    return _origin(node)
-
-
-def _unit_dependencies(call: Call, index: int) -> Iterator[Node]:
-    if index < call.next_step:
-        return
-    if index > call.next_step:
-        yield (call, index - 1)
-    for binding in call.steps[index].first_inputs:
-        if binding.variable is not None:
-            yield binding.variable
-
-
-def _origin(variable: Variable) -> Iterator[Node]:
-    if variable.producer is not None:
-        yield (variable.producer, variable.producer_step)
-    elif variable.derivation is not None and variable.pending:
-        yield from dict.fromkeys(variable.sources)
+def _targets(labels: Mapping[Node, Demand], path: CriticalPath | None) -> dict[Call, Targets]:
+    """By when each call has to start its next step, and what a token of its labelled outputs may take."""
+    start_by_us: dict[Call, int] = {}
+    for (call, _), time_us in path.start_by_us.items() if path is not None else ():
+        start_by_us[call] = min(time_us, start_by_us.get(call, time_us))
+    per_token_us: dict[Call, int | None] = {}
+    for node, demand in labels.items():
+        producer = node.producer if isinstance(node, Variable) else node[0]
+        if producer is not None and demand.per_token_us is not None:
+            per_token_us[producer] = earliest(demand.per_token_us, per_token_us.get(producer))
+    return {
+        call: Targets(start_by_us.get(call), per_token_us.get(call))
+        for call in start_by_us.keys() | per_token_us.keys()
+    }
 
 
 class _Levels:
     """The LATENCY cone, classified level by level from the labelled variables upwards."""
 
-    def __init__(self, graph: Graph, cone: _Cone) -> None:
+    def __init__(self, graph: Graph, cone: Cone, targets: Mapping[Call, Targets]) -> None:
         self._graph = graph
         self._cone = cone
+        self._targets = targets
         self._latency: set[Call] = set()
         self._group: dict[Call, int] = {}
         self._taken_groups: set[int] = set()
@@ -167,10 +114,11 @@ class _Levels:
         return [call for call, depth in depths.items() if not call.ended and self._update(call, depth)]
 
     def _update(self, call: Call, depth: int) -> bool:
+        targets = self._targets.get(call, NO_TARGETS)
         if call in self._latency:
-            return self._graph.set_objective(call, "LATENCY", depth=depth)
+            return self._graph.set_objective(call, "LATENCY", depth=depth, targets=targets)
         group = self._group.get(call)
-        return self._graph.set_objective(call, "THROUGHPUT", task_group=group, depth=depth)
+        return self._graph.set_objective(call, "THROUGHPUT", task_group=group, depth=depth, targets=targets)
 
     def _classify_level(self, units: list[Unit]) -> None:
         open_units = []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from .clock import now_us
 from .session import Session
 from .single import SingleCall
 from .tenants import Tenant
@@ -22,3 +25,13 @@ class Application:
     arrival_us: int
     single: SingleCall | None = None
     closed: bool = False
+    _review: asyncio.TimerHandle | None = None
+
+    def review_at(self, time_us: int | None, review: Callable[[], None] | None = None) -> None:
+        """Call ``review`` at that time of the manager's clock, and not at any time set before."""
+        if self._review is not None:
+            self._review.cancel()
+            self._review = None
+        if time_us is not None and review is not None:
+            delay_s = max(0.0, (time_us - now_us()) / 1e6)
+            self._review = asyncio.get_running_loop().call_later(delay_s, review)

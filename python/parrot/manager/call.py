@@ -6,9 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import Literal
 
-from ..api import Criteria
 from ..errors import ErrorInfo
-from ..wire import CallId, Logprobs, Sampling
+from ..wire import CallId, Logprobs, Objective, Sampling
+from .demand import Demand
 from .transforms import Chain
 from .variable import Variable
 
@@ -105,11 +105,23 @@ class Timing:
     finished_us: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What objectives with a target ask of a call: the latest start of its next step, in microseconds of the
+    manager's clock, and what one generated token may take."""
+
+    start_by_us: int | None = None
+    per_token_us: int | None = None
+
+
+NO_TARGETS = Targets()
+
+
 @dataclass(eq=False, slots=True)
 class Call:
     """One call. The graph owns ``state``, ``next_step`` and ``error``; the analysis owns ``objective``,
-    ``task_group`` and ``depth``; the executor owns timing, engine and counters, and moves the call with
-    :meth:`dispatch` and :meth:`requeue`.
+    ``task_group``, ``depth`` and ``targets``; the executor owns timing, engine and counters, and moves the
+    call with :meth:`dispatch` and :meth:`requeue`.
 
     ``roles`` is one role per message, None for a raw prompt. Parts after the last output are dropped: no
     token depends on them. Steps run in order; ``[next_step, num_dispatched)`` are with an engine.
@@ -125,14 +137,15 @@ class Call:
     steps: tuple[Step, ...]
     inputs: dict[str, InputBinding]
     outputs: dict[str, OutputBinding]
-    label: Criteria | None  # the objective given at submit
+    demand: Demand | None  # the objective given at submit
     timing: Timing
     state: CallState = CallState.WAITING
     next_step: int = 0
     num_dispatched: int = 0
-    objective: Criteria = "THROUGHPUT"
+    objective: Objective = "THROUGHPUT"
     task_group: int | None = None
     depth: int | None = None
+    targets: Targets = NO_TARGETS
     error: ErrorInfo | None = None
     engine: str | None = None
     attempts: int = 0

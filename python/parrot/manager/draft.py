@@ -14,6 +14,7 @@ from ..config import ManagerConfig
 from ..errors import DoubleProducer, DuplicateRequest, InvalidRequest, RequestTooLarge, VariableNotFound
 from ..wire import CallId
 from .call import Call, Timing
+from .demand import Demand
 from .holes import CallShape, shape_call
 from .prompt_table import ParsedPrompt, PromptTable
 from .tenants import public_id
@@ -213,7 +214,7 @@ class _Drafter:
             steps=tuple(shape.steps),
             inputs=shape.inputs,
             outputs=shape.outputs,
-            label=body.objective,
+            demand=body.objective and Demand.of(body.objective, body.target_ms, now_us=self._now_us),
             timing=Timing(self._now_us),
         )
 

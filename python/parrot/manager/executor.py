@@ -25,6 +25,7 @@ from .graph import Changes
 from .history import History
 from .key_file import load_keys
 from .knowledge import PrefixKnowledge
+from .pace import Pace
 from .prompts import PromptBuilder
 from .runs import Run
 from .scheduler_bridge import SchedulerBridge
@@ -55,6 +56,7 @@ class Executor:
         )
         self._applications: dict[str, Application] = {}
         self._numbers = itertools.count(1)
+        self._pace = Pace()
         self._uses = ContextUses(self.prompts) if config.graph_eviction else None
         self.knowledge = PrefixKnowledge(registry, self.scheduler, self._uses)
         self._stale: dict[Application, None] = {}  # objectives may have to be deduced again
@@ -108,6 +110,7 @@ class Executor:
         self.apply(session.graph.close(error))
         application = self._applications.pop(session.session_id)
         application.closed = True
+        application.review_at(None)
         self._stale.pop(application, None)
         self.knowledge.closed(session.session_id)
         self.turn()
@@ -157,17 +160,36 @@ class Executor:
     def turn(self) -> None:
         """Deduce objectives, then encode, place and send what is ready."""
         self._turn_is_due = False
-        for application in self._stale:
-            try:
-                changed = deduce(application.session.graph)
-            except Exception:  # a wrong order is no reason not to run
-                log.exception("objectives of session %s", application.session.session_id)
-                continue
-            for call in changed:
-                self.dispatcher.update_objective(call)
-        self._stale.clear()
+        while self._stale:
+            application = next(iter(self._stale))
+            del self._stale[application]
+            self._deduce(application)
         self._tell_uses()
         self.dispatcher.turn()
+
+    def _deduce(self, application: Application) -> None:
+        graph, now = application.session.graph, now_us()
+        try:
+            self.apply(graph.expire(now))
+            changed = deduce(graph, now_us=now, pace=self._pace)
+        except Exception:  # a wrong order is no reason not to run
+            log.exception("objectives of session %s", application.session.session_id)
+            return
+        for call in changed:
+            self.dispatcher.update_objective(call)
+        application.review_at(graph.next_time_us(), lambda: self._review(application))
+
+    def _review(self, application: Application) -> None:
+        """A deadline has passed, or has come near."""
+        application.session.graph.is_stale = True
+        self._stale[application] = None
+        self.turn()
+
+    def _set_pace(self) -> None:
+        self._pace = Pace.of(
+            [engine.registration.cost_model for engine in self._registry.alive],
+            kv_tokens=self.config.scheduler.latency_capacity_tokens,
+        )
 
     # --- the end ---
 
@@ -206,6 +228,7 @@ class Executor:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         self._no_engine = None
         self.knowledge.engine_joined(engine)
+        self._set_pace()
         self.dispatcher.engine_joined(engine)
 
     def engine_lost(self, engine: Engine, reason: str) -> None:

@@ -14,7 +14,7 @@ from .variable import Consumer, Variable
 
 _MAX_CAUSES = 8
 _MAX_SOURCES_SHOWN = 3
-_CANCEL_CODES = ("cancelled", "session_closed")
+_CANCEL_CODES = ("cancelled", "session_closed", "deadline_exceeded")
 
 
 @dataclass(slots=True)

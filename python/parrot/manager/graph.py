@@ -14,10 +14,20 @@ from dataclasses import dataclass
 
 from ..api import Criteria, SubmitBody
 from ..config import ManagerConfig
-from ..errors import Cancelled, DoubleProducer, ErrorInfo, InternalError, TransformFailed, VariableNotFound
-from ..wire import CallId
-from .call import Call, CallState
+from ..errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DoubleProducer,
+    ErrorInfo,
+    InternalError,
+    ParrotError,
+    TransformFailed,
+    VariableNotFound,
+)
+from ..wire import CallId, Objective
+from .call import NO_TARGETS, Call, CallState, Targets
 from .cycles import check_cycles
+from .demand import Demand, earliest
 from .draft import Draft, Setting, check_value_size, describe_origin, draft_submit
 from .flow import Changes, Flow
 from .prefix import prefix_hashes
@@ -40,7 +50,8 @@ class Graph:
     """Calls and variables of one session. A method that raises leaves the graph unchanged.
 
     ``calls`` has ended ones too, in submit order; ``live`` the others, by request id. ``is_stale`` says that
-    objectives must be deduced again (:func:`parrot.manager.analysis.deduce`).
+    objectives must be deduced again (:func:`parrot.manager.analysis.deduce`), ``review_us`` when they must
+    without that.
     """
 
     def __init__(
@@ -60,7 +71,9 @@ class Graph:
         self.live: dict[str, Call] = {}
         self.variables: dict[str, Variable] = {}
         self.is_stale = False
+        self.review_us: int | None = None
         self.next_task_group = 0
+        self._expiring: dict[Variable, None] = {}
         self._config = config or ManagerConfig()
         self._setting = Setting(
             session_id,
@@ -86,8 +99,12 @@ class Graph:
         check_cycles(draft)
         self._attach(draft)
         for label in body.labels:
-            self.label(label.semantic_var_id, label.criteria)
-        self.is_stale |= draft.reaches_old or any(call.label for call in draft.calls)
+            self.label(label.semantic_var_id, label.criteria, target_ms=label.target_ms, now_us=now_us)
+        for call in draft.calls:
+            if call.demand is not None and call.demand.expires_us is not None:
+                for binding in call.outputs.values():
+                    self._ask(binding.variable, call.demand)
+        self.is_stale |= draft.reaches_old or any(call.demand for call in draft.calls)
         return Submitted(draft.calls, self._start(draft))
 
     def set_value(self, var_id: str, value: str) -> Changes:
@@ -144,10 +161,31 @@ class Graph:
         if not variable.pending:
             return Changes()
         flow = self._flow()
-        flow.break_variable(variable, Cancelled(f"variable {var_id} was cancelled", param=var_id).to_info())
+        self._drop(flow, variable, Cancelled(f"variable {var_id} was cancelled", param=var_id))
+        return self._finish(flow)
+
+    def expire(self, now_us: int) -> Changes:
+        """End, as if cancelled, the variables for which all who asked gave a deadline that has passed."""
+        flow = self._flow()
+        for variable in list(self._expiring):
+            expires_us = None if variable.demand is None else variable.demand.expires_us
+            if not variable.pending or expires_us is None:
+                del self._expiring[variable]
+            elif expires_us <= now_us:
+                del self._expiring[variable]
+                message = f"variable {variable.id} was not there by its deadline"
+                self._drop(flow, variable, DeadlineExceeded(message, param=variable.id))
+        return self._finish(flow)
+
+    def next_time_us(self) -> int | None:
+        """When :meth:`expire`, or the deduction, has to look at the graph again."""
+        times = [variable.demand.expires_us for variable in self._expiring if variable.demand is not None]
+        return earliest(self.review_us, *times)
+
+    def _drop(self, flow: Flow, variable: Variable, error: ParrotError) -> None:
+        flow.break_variable(variable, error.to_info())
         flow.run()
         flow.cancel_unread()
-        return self._finish(flow)
 
     def close(self, error: ErrorInfo) -> Changes:
         """The session ends: so does everything that has not ended, with ``error``."""
@@ -159,13 +197,21 @@ class Graph:
             flow.settle(call)
         return self._finish(flow)
 
-    def label(self, var_id: str, criteria: Criteria) -> None:
-        """What a get asks of a variable. The stricter of several labels holds."""
-        variable = self.variable(var_id)
-        if variable.criteria in (criteria, "LATENCY"):
+    def label(
+        self, var_id: str, criteria: Criteria, *, target_ms: float | None = None, now_us: int = 0
+    ) -> None:
+        """What a get asks of a variable. Of several labels the strictest holds, with all their targets."""
+        self._ask(self.variable(var_id), Demand.of(criteria, target_ms, now_us=now_us))
+
+    def _ask(self, variable: Variable, demand: Demand) -> None:
+        if variable.demand is not None:
+            demand = variable.demand.merge(demand)
+        if demand == variable.demand:
             return
-        variable.criteria = criteria
+        variable.demand = demand
         self.is_stale |= variable.pending
+        if demand.expires_us is not None and variable.pending:
+            self._expiring[variable] = None
 
     def variable(self, var_id: str) -> Variable:
         """Raises :class:`VariableNotFound`."""
@@ -207,12 +253,18 @@ class Graph:
         return variable.criteria
 
     def set_objective(
-        self, call: Call, objective: Criteria, *, task_group: int | None = None, depth: int | None = None
+        self,
+        call: Call,
+        objective: Objective,
+        *,
+        task_group: int | None = None,
+        depth: int | None = None,
+        targets: Targets = NO_TARGETS,
     ) -> bool:
         """Set what was deduced for a call; True if that changes anything."""
-        new = (objective, task_group, depth)
-        changed = new != (call.objective, call.task_group, call.depth)
-        call.objective, call.task_group, call.depth = new
+        new = (objective, task_group, depth, targets)
+        changed = new != (call.objective, call.task_group, call.depth, call.targets)
+        call.objective, call.task_group, call.depth, call.targets = new
         return changed
 
     # --- insertion ---

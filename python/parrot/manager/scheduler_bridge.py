@@ -74,6 +74,8 @@ class SchedulerBridge:
                 token_ids=run.prompt.first,
                 boundaries=run.prompt.boundaries,
                 max_new_tokens=num_new_tokens(steps) + sum(map(len, run.prompt.later)),
+                start_by_us=call.targets.start_by_us,
+                per_token_us=call.targets.per_token_us or 0.0,
             )
         except QueueFull as error:
             raise Overloaded(f"call {call.name}: {error}; try again later") from None
@@ -85,6 +87,8 @@ class SchedulerBridge:
             latency=run.call.objective == "LATENCY",
             group_id=_group_id(run),
             depth=run.call.depth or 0,
+            start_by_us=run.call.targets.start_by_us,
+            per_token_us=run.call.targets.per_token_us or 0.0,
         )
 
     def schedule(self) -> list[Placement]:

@@ -18,6 +18,7 @@ from ..errors import (
 )
 from ..tokenizer import EncodedPrompt, Piece, TokenBytes
 from .call import Call
+from .clock import now_us
 from .executor import Executor
 from .logprobs import read_logprobs, to_body
 from .session import SessionTable
@@ -108,7 +109,7 @@ class Service:
         session = self._sessions.get(body.session_id, tenant=tenant)
         variable = session.graph.variable(body.semantic_var_id)
         if body.criteria is not None:
-            session.graph.label(variable.id, body.criteria)
+            session.graph.label(variable.id, body.criteria, target_ms=body.target_ms, now_us=now_us())
             self.executor.relabel(self.executor.application_of(session))
         with session.in_use():
             ended = await variable.wait(None if body.timeout_ms is None else body.timeout_ms / 1000)

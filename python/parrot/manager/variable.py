@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..api import Criteria
 from ..errors import ErrorInfo, InternalError, error_from_info
+from .demand import Demand
 from .transforms import Chain
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Variable:
     """One semantic variable of a session. Only :class:`~parrot.manager.graph.Graph` changes its state.
 
     It is produced by a call (``producer``), derived from others (``derivation``), or set from outside (both
-    None). ``criteria`` is the label of a get; None if nobody has asked for it.
+    None). ``demand`` is what gets have asked of it; None if nobody has.
     """
 
     id: str
@@ -64,8 +65,13 @@ class Variable:
     num_missing_sources: int = 0
     consumers: list[Consumer] = field(default_factory=list)
     derived: list[Variable] = field(default_factory=list)  # once per source entry that names this variable
-    criteria: Criteria | None = None
+    demand: Demand | None = None
     _waiters: set[asyncio.Future[None]] = field(default_factory=set, repr=False)
+
+    @property
+    def criteria(self) -> Criteria | None:
+        """The strictest label; None if nobody has asked for it."""
+        return None if self.demand is None else self.demand.criteria
 
     @property
     def pending(self) -> bool:
