@@ -21,6 +21,7 @@ from parrot.wire import (
     Chunk,
     ContextId,
     ContextsEvicted,
+    CostModel,
     Dispatch,
     Fill,
     FillDone,
@@ -69,11 +70,16 @@ class Harness:
         num_blocks: int = 256,
         max_batch_size: int = 16,
         max_batch_tokens: int = 64,
+        cost_model: CostModel | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.runner = ModelRunner(model, num_blocks, torch.float32, torch.device("cpu"))
         self.engine = Engine(
-            self.runner, tokenizer, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens
+            self.runner,
+            tokenizer,
+            max_batch_size=max_batch_size,
+            max_batch_tokens=max_batch_tokens,
+            cost_model=cost_model,
         )
         self.results: dict[int, Result] = defaultdict(Result)
         self.evicted: list[tuple[int, int]] = []
@@ -106,12 +112,14 @@ class Harness:
         domain: int = 0,
         arrival: int = 0,
         stream: bool = False,
+        early_fill: bool = False,
     ) -> int:
         """A call of any verbs: a list of ids fills, a Sampling generates."""
         call_id = self.next_id
         self.next_id += 1
         program = tuple(self._verb(verb, ContextId(call_id)) for verb in verbs)
-        self.engine.submit(Dispatch(CallId(call_id), domain, arrival, "THROUGHPUT", program, stream=stream))
+        flags = {"stream": stream, "early_fill": early_fill}
+        self.engine.submit(Dispatch(CallId(call_id), domain, arrival, "THROUGHPUT", program, **flags))
         return call_id
 
     @staticmethod

@@ -111,7 +111,9 @@ Verb = Fill | Generate | FreeContext
 
 class Dispatch(msgspec.Struct, frozen=True, tag=True):
     """Run a call. ``domain`` isolates tenants: only contexts of the same domain share KV.
-    ``app_arrival_us`` orders the engine's waiting queue and preemption (wall-independent, manager clock)."""
+    ``app_arrival_us`` orders the engine's waiting queue and preemption (wall-independent, manager clock).
+    ``early_fill``: a prefix that calls which wait for inputs will begin with, one Fill; it is computed when
+    the engine has time to spare, and is cache as soon as it is there."""
 
     call_id: CallId
     domain: int
@@ -119,6 +121,7 @@ class Dispatch(msgspec.Struct, frozen=True, tag=True):
     objective: Objective
     verbs: tuple[Verb, ...]
     stream: bool = False  # send a Chunk for every step that adds text
+    early_fill: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -209,6 +212,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     hinted_contexts: int  # how often a context's future was made known (ContextUses)
     preemptions: int
     dropped_messages: int
+    early_fills: int  # prefixes that were computed ahead of their calls to the end
+    early_fill_tokens: int  # of prefill_tokens, those computed for early fills
 
 
 class Register(msgspec.Struct, frozen=True, tag=True):

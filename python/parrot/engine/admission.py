@@ -86,7 +86,7 @@ class WaitingQueue:
         for call in self._calls[:_LOOK_AHEAD]:
             if len(admitted) >= max_calls or max_tokens <= 0:
                 break
-            if self._is_being_computed(call, active):
+            if self.is_being_computed(call, active):
                 continue
             prefix_len = self._open(call, active)
             if prefix_len is None:
@@ -99,7 +99,7 @@ class WaitingQueue:
         self._calls = [call for call in self._calls if call.call_id not in taken]
         return admitted
 
-    def _is_being_computed(self, call: EngineCall, active: Sequence[EngineCall]) -> bool:
+    def is_being_computed(self, call: EngineCall, active: Sequence[EngineCall]) -> bool:
         """Another call is about to compute at least HOLD_TOKENS of this prompt that are not cached yet."""
         ids = call.ids.view(0, call.max_cached)
         sharers = [c for c in active if c.domain == call.domain and c.num_remaining >= HOLD_TOKENS]

@@ -23,6 +23,7 @@ from ..wire import (
     CallId,
     Chunk,
     ContextId,
+    CostModel,
     Dispatch,
     EngineStats,
     FinishReason,
@@ -35,6 +36,7 @@ from .batch import BLOCK_SIZE
 from .cache import CachedContexts
 from .call import EngineCall, Output
 from .compiling import CompileQueue
+from .early_fill import EarlyFills
 from .grammar import Grammars, unpack_masks
 from .logprobs import log_batch
 from .runner import Reservation, Runner, Work, reserve, rows_to_log
@@ -56,6 +58,7 @@ class Engine:
         max_batch_size: int,
         max_batch_tokens: int,
         clock: Callable[[], int] = now_us,
+        cost_model: CostModel | None = None,
     ) -> None:
         self.counters = Counters()
         self.tree = ContextTree(runner.num_blocks, BLOCK_SIZE)
@@ -72,6 +75,7 @@ class Engine:
         self._running: list[EngineCall] = []  # in order of application arrival
         self._live: dict[CallId, EngineCall] = {}
         self._cached = CachedContexts(self.tree, max_cached_contexts(runner.num_blocks))
+        self._early = EarlyFills(self.tree, self._cached, max_batch_tokens, cost_model)
         self._replies: list[Reply] = []
         self._report_is_due = False
         self.uses = PendingUses()  # taken into account by the next step
@@ -96,7 +100,10 @@ class Engine:
             call.check(self._runner.vocab_size)
             check_fits(call, self._runner.max_positions, self._runner.num_blocks)
             self._live[call.call_id] = call
-            if not self._compiling.add(call):
+            if dispatch.early_fill:
+                call.advance(self._tokenizer.decode)
+                self._early.add(call)
+            elif not self._compiling.add(call):
                 self._enter(call)
         except ParrotError as error:
             self._live.pop(dispatch.call_id, None)
@@ -149,6 +156,8 @@ class Engine:
             evicted_blocks=native["evicted_blocks"],
             hinted_contexts=counters.hinted_contexts,
             preemptions=counters.preemptions,
+            early_fills=counters.early_fills,
+            early_fill_tokens=counters.early_fill_tokens,
             dropped_messages=counters.dropped_messages,
         )
 
@@ -157,7 +166,7 @@ class Engine:
     def step(self) -> list[Reply]:
         """One iteration; all replies since the last one, in order."""
         if self._live:
-            if not self._running and not len(self._waiting):
+            if not self._running and not len(self._waiting) and not len(self._early):
                 self._compiling.wait()
             started_us = self._clock()
             try:
@@ -172,6 +181,7 @@ class Engine:
                 log.exception("a step failed outside the model; its calls are given up")
                 for call in list(self._live.values()):
                     self._fail(call, _engine_error(error))
+            self._early.let_go()
             self.counters.num_steps += 1
             self.counters.busy_us += self._clock() - started_us
         if self._report_is_due:
@@ -203,15 +213,18 @@ class Engine:
             self._reply_progress(call)  # an empty context has nothing to wait for
 
     def _build(self) -> tuple[list[Work], Reservation | None]:
-        """What this step computes, with its slots; takes blocks from the latest applications if it must."""
+        """What this step computes, with its slots; does without early fills and takes blocks from the latest
+        applications if it must."""
         work = self._choose()
         while work:
             try:
                 return work, reserve(self.tree, work)
             except OutOfBlocks:
-                victim = self._running[-1]
-                self._preempt(victim)
-                work = [w for w in work if w.call is not victim]
+                dropped = self._early.let_go()
+                if not dropped:
+                    dropped = [self._running[-1]]
+                    self._preempt(dropped[0])
+                work = [w for w in work if w.call not in dropped]
         return [], None
 
     def _choose(self) -> list[Work]:
@@ -223,7 +236,7 @@ class Engine:
             if count > 0:
                 work.append(Work(call, count))
                 budget -= count
-        return work
+        return work + self._early.choose(work, self._waiting, self._running, self._max_batch_size - len(work))
 
     def _compute(self, work: Sequence[Work], reservation: Reservation) -> None:
         """Forward, sample, commit; a failure of the model ends the calls of this step and no others."""
@@ -306,6 +319,9 @@ class Engine:
             self.tree.free(call.context_id)
         else:
             self._cached.keep(call.context_id)
+        if call in self._early:
+            self._early.finished(call)
+            self.counters.early_fills += 1
         self._forget(call)
 
     def _report_evictions(self) -> None:
@@ -319,6 +335,7 @@ class Engine:
             self.counters.decode_tokens += work.count
         else:
             self.counters.prefill_tokens += work.count
+            self.counters.early_fill_tokens += work.count if work.call in self._early else 0
 
     # --- calls that leave ----------------------------------------------------------------------------------
 
@@ -353,6 +370,8 @@ class Engine:
         call.has_context = False
         if call in self._running:
             self._running.remove(call)
+        elif call in self._early:
+            self._early.remove(call)
         else:
             self._waiting.remove(call.call_id)
 

@@ -139,6 +139,7 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
         tokenizer,
         max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens,
+        cost_model=cost_model,
     )
     log.info(
         "engine %s: %s in %s on %s, %d threads, %d blocks of %d tokens, step = %.0f us + %.1f us per sequence"

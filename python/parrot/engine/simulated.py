@@ -125,7 +125,12 @@ class SimulatedEngine(Engine):
         cache_prefixes: bool = True,
     ) -> None:
         super().__init__(
-            runner, tokenizer, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, clock=clock
+            runner,
+            tokenizer,
+            max_batch_size=max_batch_size,
+            max_batch_tokens=max_batch_tokens,
+            clock=clock,
+            cost_model=runner.cost,
         )
         self.model = runner
         self._text = text

@@ -22,4 +22,6 @@ class Counters:
     cached_tokens: int = 0
     preemptions: int = 0
     hinted_contexts: int = 0
+    early_fills: int = 0
+    early_fill_tokens: int = 0
     dropped_messages: int = 0
