@@ -28,25 +28,18 @@ class MadeUpText:
         self._words = np.array(words, dtype=np.int32)
         self._eos_id = min(tokenizer.eos_ids, default=None)
 
-    def seed(self, context: Ids, sampling: Sampling) -> int:
-        """What the whole output follows from: the ids before it (int32 [n]), and the client's seed."""
-        return zlib.crc32(np.ascontiguousarray(context).tobytes(), (sampling.seed or 0) & 0xFFFFFFFF)
-
-    def num_tokens(self, seed: int, sampling: Sampling) -> int:
-        """How many ids the output has: the most it may, unless it may end by itself."""
-        fewest = max(sampling.min_tokens, 1) + 1
-        if sampling.ignore_eos or self._eos_id is None or fewest > sampling.max_tokens:
-            return sampling.max_tokens
-        return fewest + int(_mix(seed, -1, 1)[0]) % (sampling.max_tokens - fewest + 1)
-
-    def ids(self, seed: int, sampling: Sampling, start: int, count: int) -> Ids:
-        """Ids ``[start, start + count)`` of the output; the last of one that ends by itself ends it."""
-        chosen: Ids = self._words[_mix(seed, start, count) % np.uint64(len(self._words))]
-        end = self.num_tokens(seed, sampling)
-        ends_itself = not sampling.ignore_eos and max(sampling.min_tokens, 1) < sampling.max_tokens
-        if self._eos_id is not None and ends_itself and start < end <= start + count:
-            chosen[end - 1 - start] = self._eos_id
-        return chosen
+    def output(self, context: Ids, sampling: Sampling) -> Ids:
+        """All ids of the output behind ``context`` (int32 [n]): the most it may have, unless it may end by
+        itself. The client's seed makes it another one."""
+        seed = zlib.crc32(np.ascontiguousarray(context).tobytes(), (sampling.seed or 0) & 0xFFFFFFFF)
+        count, fewest = sampling.max_tokens, max(sampling.min_tokens, 1) + 1
+        eos_id = None if sampling.ignore_eos or fewest > count else self._eos_id
+        if eos_id is not None:
+            count = fewest + int(_mix(seed, -1, 1)[0]) % (count - fewest + 1)
+        ids: Ids = self._words[_mix(seed, 0, count) % np.uint64(len(self._words))]
+        if eos_id is not None:
+            ids[-1] = eos_id
+        return ids
 
 
 def _mix(seed: int, start: int, count: int) -> U64:

@@ -137,7 +137,7 @@ class SimulatedEngine(Engine):
         self._wait_until = wait_until
         self._share_prefixes = share_prefixes
         self._cache_prefixes = cache_prefixes
-        self._seeds: dict[CallId, tuple[int, int]] = {}  # verb and seed of the running output
+        self._texts: dict[CallId, tuple[int, Ids]] = {}  # verb and ids of the running output
         self._step_started_us = 0
         self._step_us: int | None = None  # of a stretch that is taken as one step
         self._steady = False  # the last step was one of a stretch
@@ -151,7 +151,7 @@ class SimulatedEngine(Engine):
 
     def _forget(self, call: EngineCall) -> None:
         self._steady = False
-        self._seeds.pop(call.call_id, None)
+        self._texts.pop(call.call_id, None)
         super()._forget(call)
 
     # --- steps ---
@@ -193,7 +193,8 @@ class SimulatedEngine(Engine):
 
     def _write(self, call: EngineCall, output: Output, count: int) -> None:
         """The output has so many ids more, which are not computed yet."""
-        ids = self._next_ids(call, output, count).tolist()
+        start = output.num_generated
+        ids = self._ids_of(call, output)[start : start + count].tolist()
         output.num_generated += count
         call.ids.extend(ids)
         output.text.push_all(ids)
@@ -206,7 +207,7 @@ class SimulatedEngine(Engine):
         sampling = output.sampling
         if sampling.stop or sampling.stop_token_ids or _needs_logits(call, output):
             return 0
-        return self._text.num_tokens(self._seed(call, output), sampling) - output.num_generated
+        return len(self._ids_of(call, output)) - output.num_generated
 
     def _admit(self) -> None:
         if self._step_us is None:  # within a stretch no call has left, so that none can enter
@@ -240,7 +241,7 @@ class SimulatedEngine(Engine):
         if needs_logits or any(w.call.prompt_log is not None for w in work):
             sampled = super()._sample(work, outputs, reservation)
         return [
-            token_id if _needs_logits(call, output) else int(self._next_ids(call, output, 1)[0])
+            token_id if _needs_logits(call, output) else int(self._ids_of(call, output)[output.num_generated])
             for token_id, (call, output) in zip(sampled, sampling, strict=True)
         ]
 
@@ -254,15 +255,12 @@ class SimulatedEngine(Engine):
         self.tree.lengths(context_ids, lengths)
         return int(lengths.sum())
 
-    def _seed(self, call: EngineCall, output: Output) -> int:
-        verb, seed = self._seeds.get(call.call_id, (-1, 0))
-        if verb != output.verb:
-            seed = self._text.seed(call.ids.view(0, output.start), output.sampling)
-            self._seeds[call.call_id] = (output.verb, seed)
-        return seed
-
-    def _next_ids(self, call: EngineCall, output: Output, count: int) -> Ids:
-        return self._text.ids(self._seed(call, output), output.sampling, output.num_generated, count)
+    def _ids_of(self, call: EngineCall, output: Output) -> Ids:
+        verb, ids = self._texts.get(call.call_id, (-1, None))
+        if ids is None or verb != output.verb:
+            ids = self._text.output(call.ids.view(0, output.start), output.sampling)
+            self._texts[call.call_id] = (output.verb, ids)
+        return ids
 
 
 def _needs_logits(call: EngineCall, output: Output) -> bool:
