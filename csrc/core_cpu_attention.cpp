@@ -1,4 +1,4 @@
-// Binds the CPU attention of csrc/kernels/cpu: tensors come as (address, shape, strides in elements).
+// Binds the CPU attention of csrc/kernels/cpu: tensors come as TensorView.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "concat.h"
@@ -21,7 +20,13 @@ namespace {
 
 using Int32Array = py::array_t<int32_t, py::array::c_style>;
 using Shape = std::vector<int64_t>;
-using TensorView = std::tuple<uintptr_t, Shape, Shape>;
+
+// A caller's tensor. An object that Python keeps, since a tuple would be converted at every call.
+struct TensorView {
+    uintptr_t address;
+    Shape shape;
+    Shape strides;  // in elements
+};
 
 std::string text(const Shape& values) {
     std::string result = "[";
@@ -48,8 +53,8 @@ cpu::KvType type_of(const std::string& dtype) {
 // The address of a tensor of `shape` whose axes from `first_dense` on are contiguous.
 void* checked(const char* name, const TensorView& tensor, const Shape& shape, size_t first_dense,
               uintptr_t element_size) {
-    const auto& [address, got, strides] = tensor;
-    require(got == shape, name, " has shape ", text(got), ", expected ", text(shape));
+    const auto& [address, given, strides] = tensor;
+    require(given == shape, name, " has shape ", text(given), ", expected ", text(shape));
     require(strides.size() == shape.size(), name, " has ", strides.size(), " strides for ", shape.size(),
             " axes");
     int64_t elements = 1;
@@ -105,8 +110,8 @@ void run(cpu::PagedAttention& attention, const TensorView& query, const TensorVi
     call.keys = checked("k_cache", k_cache, cache, 0, size);
     call.values = checked("v_cache", v_cache, cache, 0, size);
     call.output = checked("out", out, rows, 1, size);
-    call.query_stride = std::get<2>(query)[0];
-    call.output_stride = std::get<2>(out)[0];
+    call.query_stride = query.strides[0];
+    call.output_stride = out.strides[0];
     call.scale = static_cast<float>(scale);
     require(std::isfinite(call.scale) && call.scale > 0, "scale = ", scale, " is not positive and finite");
     const py::gil_scoped_release release;
@@ -117,6 +122,11 @@ void run(cpu::PagedAttention& attention, const TensorView& query, const TensorVi
 
 void bind_cpu_attention(py::module_& module) {
     using cpu::PagedAttention;
+    py::class_<TensorView>(module, "TensorView")
+        .def(py::init<uintptr_t, Shape, Shape>(), py::arg("address"), py::arg("shape"), py::arg("strides"))
+        .def_readonly("address", &TensorView::address)
+        .def_readonly("shape", &TensorView::shape)
+        .def_readonly("strides", &TensorView::strides);
     py::class_<PagedAttention>(module, "CpuAttention")
         .def(py::init(&make), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
              py::arg("dtype"))

@@ -40,9 +40,10 @@ def widened(values: Array) -> npt.NDArray[np.float64]:
     return values.astype(np.float64)
 
 
-def view(array: Array) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def view(array: Array) -> _core.TensorView:
     """What the native call takes for a tensor."""
-    return array.ctypes.data, array.shape, tuple(stride // array.itemsize for stride in array.strides)
+    strides = [stride // array.itemsize for stride in array.strides]
+    return _core.TensorView(array.ctypes.data, array.shape, strides)
 
 
 class Case:

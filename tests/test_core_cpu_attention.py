@@ -183,7 +183,8 @@ def test_rows_may_lie_within_larger_ones() -> None:
     parts = [array[:, : 4 * 64].reshape(rows, 4, 64) for array in (fused, output)]
     # numpy copies on such a reshape; the views are described by hand.
     views = [
-        (a.ctypes.data, p.shape, (a.shape[1], 64, 1)) for a, p in zip((fused, output), parts, strict=True)
+        _core.TensorView(a.ctypes.data, p.shape, (a.shape[1], 64, 1))
+        for a, p in zip((fused, output), parts, strict=True)
     ]
     case.attention(num_threads=2).run(views[0], view(case.keys), view(case.values), views[1], case.scale)
     assert np.array_equal(output[:, : 4 * 64].reshape(rows, 4, 64), expected)
@@ -294,28 +295,29 @@ def test_a_wrong_tensor_is_named(
     name: str, shape: tuple[int, ...] | None, strides: tuple[int, ...] | None, message: str
 ) -> None:
     attention, views = _planned()
-    address, good_shape, good_strides = views[name]
-    views[name] = (address, shape or good_shape, strides or good_strides)
+    good = views[name]
+    views[name] = _core.TensorView(good.address, shape or good.shape, strides or good.strides)
     with pytest.raises(ValueError, match=message):
-        attention.run(**views, scale=0.1)  # type: ignore[arg-type]
+        attention.run(**views, scale=0.1)
 
 
 @pytest.mark.parametrize(("address", "message"), [(0, "v_cache has address 0"), (4098, "no multiple of its")])
 def test_a_wrong_address_is_named(address: int, message: str) -> None:
     attention, views = _planned()
-    views["v_cache"] = (address, *views["v_cache"][1:])
+    good = views["v_cache"]
+    views["v_cache"] = _core.TensorView(address, good.shape, good.strides)
     with pytest.raises(ValueError, match=message):
-        attention.run(**views, scale=0.1)  # type: ignore[arg-type]
+        attention.run(**views, scale=0.1)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 1e300])
 def test_a_wrong_scale_is_named(scale: float) -> None:
     attention, views = _planned()
     with pytest.raises(ValueError, match="is not positive and finite"):
-        attention.run(**views, scale=scale)  # type: ignore[arg-type]
+        attention.run(**views, scale=scale)
 
 
-def _planned() -> tuple[_core.CpuAttention, dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]]]:
+def _planned() -> tuple[_core.CpuAttention, dict[str, _core.TensorView]]:
     case = Case(decodes(17, 16), 4, 2, 64, "float32")
     case.num_blocks = 5
     attention = case.attention(num_threads=1)

@@ -113,8 +113,17 @@ def count_cpu_parts(num_parts: int, repeats: int = 1) -> list[int]:
 def sum_cpu_words(words: I64, num_threads: int) -> int:
     """Sum of ``words``, modulo 2**64; for timing how fast memory is read."""
 
-# A tensor of a caller: address, shape, strides in elements.
-TensorView = tuple[int, Sequence[int], Sequence[int]]
+class TensorView:
+    """A tensor of the caller, which must live for as long as this is used."""
+
+    def __init__(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> None:
+        """``strides`` in elements. What does not fit is said where it is used."""
+    @property
+    def address(self) -> int: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def strides(self) -> list[int]: ...
 
 class CpuAttention:
     """Paged attention of one step on the CPU, for one model shape: plan once per step, run once per layer.

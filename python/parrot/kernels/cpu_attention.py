@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from .. import _core
+from .._core import TensorView
 
 I32 = npt.NDArray[np.int32]
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-View = tuple[int, Sequence[int], Sequence[int]]
 _MAX_HEAD_DIM = 512
 _MAX_I32 = np.iinfo(np.int32).max
 
@@ -85,16 +85,18 @@ class CpuAttention:
         )
         return out
 
-    def run(self, query: View, k_cache: View, v_cache: View, out: View, *, scale: float) -> None:
+    def run(
+        self, query: TensorView, k_cache: TensorView, v_cache: TensorView, out: TensorView, *, scale: float
+    ) -> None:
         """The same for tensors that were looked at before, and live still: it saves a step some
         microseconds per layer."""
         self._native.run(query, k_cache, v_cache, out, scale)
 
-    def view(self, name: str, tensor: Tensor) -> View:
-        """Address, shape and strides. Raises ValueError for another dtype or device, naming the tensor."""
+    def view(self, name: str, tensor: Tensor) -> TensorView:
+        """For :meth:`run`. Raises ValueError for another dtype or device, naming the tensor."""
         if tensor.dtype is not self.dtype or tensor.is_cuda:
             raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}, expected {self.dtype} on cpu")
-        return tensor.data_ptr(), tensor.shape, tensor.stride()
+        return TensorView(tensor.data_ptr(), tensor.shape, tensor.stride())
 
 
 def _int32_table(tables: Tensor | I32) -> I32:

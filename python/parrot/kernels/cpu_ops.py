@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .cpu_attention import CpuAttention, View
+from .._core import TensorView
+from .cpu_attention import CpuAttention
 from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages
 
 F32 = npt.NDArray[np.float32]
@@ -69,8 +70,8 @@ class _Cache:
 
     k: Array
     v: Array
-    k_view: View
-    v_view: View
+    k_view: TensorView
+    v_view: TensorView
 
 
 class CpuStep:
