@@ -102,18 +102,21 @@ void bind_verbs(py::class_<ContextTree>& tree) {
     tree.def(
             "open",
             [](ContextTree& self, std::int64_t context_id, std::int64_t domain, const py::object& token_ids,
-               std::int64_t max_prefix) {
-                return self.open(context_id, domain, input<std::int32_t>(token_ids, "token_ids"), max_prefix);
+               std::int64_t max_prefix, std::int64_t public_len) {
+                return self.open(context_id, domain, input<std::int32_t>(token_ids, "token_ids"), max_prefix,
+                                 public_len);
             },
-            py::arg("context_id"), py::arg("domain"), py::arg("token_ids"), py::arg("max_prefix"))
+            py::arg("context_id"), py::arg("domain"), py::arg("token_ids"), py::arg("max_prefix"),
+            py::arg("public_len") = 0)
         .def("fork", &ContextTree::fork, py::arg("context_id"), py::arg("parent_context_id"),
              py::arg("length"))
         .def(
             "pending_prefix",
-            [](const ContextTree& self, std::int64_t domain, const py::object& token_ids) {
-                return self.pending_prefix(domain, input<std::int32_t>(token_ids, "token_ids"));
+            [](const ContextTree& self, std::int64_t domain, const py::object& token_ids,
+               std::int64_t public_len) {
+                return self.pending_prefix(domain, input<std::int32_t>(token_ids, "token_ids"), public_len);
             },
-            py::arg("domain"), py::arg("token_ids"))
+            py::arg("domain"), py::arg("token_ids"), py::arg("public_len") = 0)
         .def("reserve", &reserve, py::arg("context_ids"), py::arg("counts"), py::arg("token_ids"),
              py::arg("slots"))
         .def(

@@ -23,25 +23,25 @@ using scheduler::PromptView;
 
 void add_call(PrefixIndex& index, int64_t call_id, int64_t domain, const py::object& token_ids,
               const py::object& boundaries, const std::vector<int64_t>& variables, int64_t model,
-              int64_t adapter) {
-    index.insert(OwnerKind::kCall, call_id, {model, adapter, domain},
+              int64_t adapter, int32_t public_len) {
+    index.insert(OwnerKind::kCall, call_id, {model, adapter, domain, public_len},
                  PromptView(int32_view("token_ids", token_ids), variables),
                  int32_view("boundaries", boundaries));
 }
 
 void add_context(PrefixIndex& index, int64_t context_id, int64_t domain, const py::object& token_ids,
-                 const py::object& boundaries, int64_t model, int64_t adapter) {
-    index.insert(OwnerKind::kContext, context_id, {model, adapter, domain},
+                 const py::object& boundaries, int64_t model, int64_t adapter, int32_t public_len) {
+    index.insert(OwnerKind::kContext, context_id, {model, adapter, domain, public_len},
                  int32_view("token_ids", token_ids), int32_view("boundaries", boundaries));
 }
 
 py::list match(const PrefixIndex& index, int64_t domain, const py::object& token_ids,
                const py::object& boundaries, const std::vector<int64_t>& variables, int64_t model,
-               int64_t adapter, int64_t max_owners) {
+               int64_t adapter, int32_t public_len, int64_t max_owners) {
     scheduler::require_at_least("max_owners", max_owners, 1);
     const PromptView prompt(int32_view("token_ids", token_ids), variables);
-    const auto matches = index.match({model, adapter, domain}, prompt, int32_view("boundaries", boundaries),
-                                     static_cast<size_t>(max_owners));
+    const auto matches = index.match({model, adapter, domain, public_len}, prompt,
+                                     int32_view("boundaries", boundaries), static_cast<size_t>(max_owners));
     py::list rows;
     size_t call = 0, context = 0;
     for (const auto& row : matches.rows) {
@@ -63,9 +63,9 @@ void bind_prefix_index(py::module_& module) {
              }),
              "hash_key"_a, "constant_hash"_a = false)
         .def("add_call", &add_call, "call_id"_a, "domain"_a, "token_ids"_a, "boundaries"_a, py::kw_only(),
-             "variables"_a = none, "model"_a = 0, "adapter"_a = 0)
+             "variables"_a = none, "model"_a = 0, "adapter"_a = 0, "public_len"_a = 0)
         .def("add_context", &add_context, "context_id"_a, "domain"_a, "token_ids"_a, "boundaries"_a,
-             py::kw_only(), "model"_a = 0, "adapter"_a = 0)
+             py::kw_only(), "model"_a = 0, "adapter"_a = 0, "public_len"_a = 0)
         .def(
             "remove_call", [](PrefixIndex& index, int64_t id) { index.remove(OwnerKind::kCall, id); },
             "call_id"_a)
@@ -80,7 +80,7 @@ void bind_prefix_index(py::module_& module) {
             },
             "variable_id"_a, "token_ids"_a)
         .def("match", &match, "domain"_a, "token_ids"_a, "boundaries"_a, py::kw_only(), "variables"_a = none,
-             "model"_a = 0, "adapter"_a = 0, "max_owners"_a = 16)
+             "model"_a = 0, "adapter"_a = 0, "public_len"_a = 0, "max_owners"_a = 16)
         .def("__len__", &PrefixIndex::size)
         .def("check_invariants", &PrefixIndex::check_invariants)
         .def_property_readonly("num_bytes", &PrefixIndex::num_bytes)

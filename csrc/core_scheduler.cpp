@@ -101,36 +101,41 @@ void add_engine(Scheduler& scheduler, int64_t engine_id, double base_us, double 
 void submit(Scheduler& scheduler, int64_t call_id, int64_t app_id, int64_t app_arrival_us, int64_t now_us,
             int64_t domain, bool latency, int64_t group_id, int32_t depth, const py::object& token_ids,
             const py::object& boundaries, int32_t max_new_tokens, int64_t model, int64_t adapter,
-            std::optional<int64_t> tenant, std::optional<int64_t> start_by_us, double per_token_us) {
-    scheduler.submit({.call_id = call_id,
-                      .app_id = app_id,
-                      .app_arrival_us = app_arrival_us,
-                      .submit_us = now_us,
-                      .scope = {.model = model, .adapter = adapter, .domain = domain},
-                      .tenant = tenant.value_or(domain),
-                      .group_id = group_id,
-                      .depth = depth,
-                      .max_new_tokens = max_new_tokens,
-                      .start_by_us = start_by_us.value_or(scheduler::kNoTime),
-                      .per_token_us = per_token_us,
-                      .latency = latency},
-                     int32_view("token_ids", token_ids), int32_view("boundaries", boundaries));
+            std::optional<int64_t> tenant, std::optional<int64_t> start_by_us, double per_token_us,
+            int32_t public_len) {
+    scheduler.submit(
+        {.call_id = call_id,
+         .app_id = app_id,
+         .app_arrival_us = app_arrival_us,
+         .submit_us = now_us,
+         .scope = {.model = model, .adapter = adapter, .domain = domain, .public_len = public_len},
+         .tenant = tenant.value_or(domain),
+         .group_id = group_id,
+         .depth = depth,
+         .max_new_tokens = max_new_tokens,
+         .start_by_us = start_by_us.value_or(scheduler::kNoTime),
+         .per_token_us = per_token_us,
+         .latency = latency},
+        int32_view("token_ids", token_ids), int32_view("boundaries", boundaries));
 }
 
 void add_context(Scheduler& scheduler, int64_t engine_id, int64_t context_id, int64_t domain,
-                 const py::object& token_ids, const py::object& boundaries, int64_t model, int64_t adapter) {
-    scheduler.add_context(engine_id, context_id, {.model = model, .adapter = adapter, .domain = domain},
+                 const py::object& token_ids, const py::object& boundaries, int64_t model, int64_t adapter,
+                 int32_t public_len) {
+    scheduler.add_context(engine_id, context_id,
+                          {.model = model, .adapter = adapter, .domain = domain, .public_len = public_len},
                           int32_view("token_ids", token_ids), int32_view("boundaries", boundaries));
 }
 
 std::vector<Candidate> candidates(Scheduler& scheduler, int64_t now_us, int64_t domain, bool latency,
                                   const py::object& token_ids, const py::object& boundaries,
-                                  int32_t max_new_tokens, int64_t model, int64_t adapter) {
-    return scheduler.candidates({.scope = {.model = model, .adapter = adapter, .domain = domain},
-                                 .max_new_tokens = max_new_tokens,
-                                 .latency = latency},
-                                int32_view("token_ids", token_ids), int32_view("boundaries", boundaries),
-                                now_us);
+                                  int32_t max_new_tokens, int64_t model, int64_t adapter,
+                                  int32_t public_len) {
+    return scheduler.candidates(
+        {.scope = {.model = model, .adapter = adapter, .domain = domain, .public_len = public_len},
+         .max_new_tokens = max_new_tokens,
+         .latency = latency},
+        int32_view("token_ids", token_ids), int32_view("boundaries", boundaries), now_us);
 }
 
 void set_objective(Scheduler& scheduler, int64_t call_id, bool latency, int64_t group_id, int32_t depth,
@@ -155,7 +160,7 @@ void bind_scheduler_class(py::module_& module) {
         .def("submit", &submit, "call_id"_a, py::kw_only(), "app_id"_a, "app_arrival_us"_a, "now_us"_a,
              "domain"_a, "latency"_a, "group_id"_a, "depth"_a, "token_ids"_a, "boundaries"_a,
              "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0, "tenant"_a = py::none(),
-             "start_by_us"_a = py::none(), "per_token_us"_a = 0.0)
+             "start_by_us"_a = py::none(), "per_token_us"_a = 0.0, "public_len"_a = 0)
         .def("set_objective", &set_objective, "call_id"_a, py::kw_only(), "latency"_a, "group_id"_a,
              "depth"_a, "start_by_us"_a = py::none(), "per_token_us"_a = 0.0)
         .def("cancel", &Scheduler::cancel, "call_id"_a)
@@ -164,11 +169,11 @@ void bind_scheduler_class(py::module_& module) {
         .def("finish", &Scheduler::finish, "call_id"_a, py::kw_only(), "now_us"_a, "context_id"_a,
              "num_tokens"_a)
         .def("add_context", &add_context, "engine_id"_a, "context_id"_a, py::kw_only(), "domain"_a,
-             "token_ids"_a, "boundaries"_a, "model"_a = 0, "adapter"_a = 0)
+             "token_ids"_a, "boundaries"_a, "model"_a = 0, "adapter"_a = 0, "public_len"_a = 0)
         .def("forget_context", &Scheduler::forget_context, "engine_id"_a, "context_id"_a, "remaining"_a)
         .def("explain", &Scheduler::explain, "call_id"_a)
         .def("candidates", &candidates, py::kw_only(), "now_us"_a, "domain"_a, "latency"_a, "token_ids"_a,
-             "boundaries"_a, "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0)
+             "boundaries"_a, "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0, "public_len"_a = 0)
         .def("engine_load", &Scheduler::engine_load, "engine_id"_a)
         .def("check_invariants", &Scheduler::check_invariants)
         .def_property_readonly("num_queued", &Scheduler::num_queued)

@@ -11,6 +11,8 @@ from parrot._core import ContextTree
 
 I64 = npt.NDArray[np.int64]
 Tokens = tuple[int, ...]
+Owned = tuple[tuple[int, int], ...]  # tokens, each with the domain that it belongs to
+PUBLIC = 0
 
 
 def i32(values: Sequence[int]) -> npt.NDArray[np.int32]:
@@ -21,9 +23,15 @@ def i64(*values: int) -> I64:
     return np.array(values, np.int64)
 
 
-def kv_of(domain: int, prefix: Tokens) -> int:
-    """Stands for the KV of a prefix's last token: like the real one it depends on everything before it."""
-    return hash((domain, prefix))
+def kv_of(prefix: Owned) -> int:
+    """Stands for the KV of a prefix's last token: like the real one it depends on everything before it, and
+    unlike the real one on whose that is, so that a block of a stranger is told from one's own."""
+    return hash(prefix)
+
+
+def owned(tokens: Sequence[int], domain: int, public_len: int) -> Owned:
+    """Tokens with their domains: the public one up to ``public_len``."""
+    return tuple((PUBLIC if i < public_len else domain, token) for i, token in enumerate(tokens))
 
 
 class Cache:
@@ -33,25 +41,50 @@ class Cache:
         self.tree = ContextTree(num_blocks, block_size)
         self.block_size = block_size
         self.kv = np.zeros((num_blocks, block_size), np.int64)
-        self.domains: dict[int, int] = {}
+        self.domains: dict[int, tuple[int, int]] = {}  # (domain, length of the published beginning)
         self.contents: dict[int, Tokens] = {}  # committed tokens
         self.reserved: dict[int, Tokens] = {}
-        self.computed: dict[int, set[Tokens]] = {}  # domain -> every sequence that was ever committed
+        self.computed: set[Owned] = set()  # every sequence that was ever committed
 
     def open(
-        self, context_id: int, tokens: Sequence[int], max_prefix: int | None = None, domain: int = 0
+        self,
+        context_id: int,
+        tokens: Sequence[int],
+        max_prefix: int | None = None,
+        domain: int = 0,
+        public_len: int = 0,
     ) -> int:
         limit = len(tokens) if max_prefix is None else max_prefix
-        length = self.tree.open(context_id, domain, i32(tokens), limit)
-        self.domains[context_id], self.contents[context_id] = domain, tuple(tokens[:length])
+        length = self.tree.open(context_id, domain, i32(tokens), limit, public_len)
+        self.domains[context_id], self.contents[context_id] = (domain, public_len), tuple(tokens[:length])
         return length
 
     def fork(self, context_id: int, parent: int, length: int) -> None:
         self.tree.fork(context_id, parent, length)
-        self.domains[context_id], self.contents[context_id] = (
-            self.domains[parent],
-            self.contents[parent][:length],
-        )
+        domain, public_len = self.domains[parent]
+        self.domains[context_id] = domain, min(public_len, length)
+        self.contents[context_id] = self.contents[parent][:length]
+
+    def truncate(self, context_id: int, length: int) -> None:
+        self.tree.truncate(context_id, length)
+        domain, public_len = self.domains[context_id]
+        self.domains[context_id] = domain, min(public_len, length)
+        self.contents[context_id] = self.contents[context_id][:length]
+
+    def pending_prefix(self, context_id: int) -> int:
+        """How much of what a context has is found by another one like it."""
+        tokens = self.contents[context_id] + self.reserved.get(context_id, ())
+        domain, public_len = self.domains[context_id]
+        return self.tree.pending_prefix(domain, i32(tokens), min(public_len, len(tokens)))
+
+    def room(self, context_id: int) -> int:
+        """Tokens that may be reserved at once: those of one domain."""
+        (domain, public_len), length = self.domains[context_id], len(self.contents[context_id])
+        return public_len - length if domain != PUBLIC and length < public_len else 2**31 - 1 - length
+
+    def owned(self, context_id: int) -> Owned:
+        """The committed tokens of a context, each with the domain that it belongs to."""
+        return owned(self.contents[context_id], *self.domains[context_id])
 
     def reserve(self, batch: Mapping[int, Sequence[int]]) -> npt.NDArray[np.int32]:
         """Reserve, copy as told, and write garbage where the step is going to write."""
@@ -71,10 +104,11 @@ class Cache:
         """Write the reserved slots of the last reserve, and commit."""
         values = []
         for context_id in batch:
-            old, domain = self.contents[context_id], self.domains[context_id]
-            new = self.contents[context_id] = old + self.reserved.pop(context_id)
-            values += [kv_of(domain, new[: end + 1]) for end in range(len(old), len(new))]
-            self.computed.setdefault(domain, set()).add(new)
+            num_old = len(self.contents[context_id])
+            self.contents[context_id] += self.reserved.pop(context_id)
+            new = self.owned(context_id)
+            values += [kv_of(new[: end + 1]) for end in range(num_old, len(new))]
+            self.computed.add(new)
         self.kv.reshape(-1)[self.slots] = values
         self.tree.commit(i64(*batch))
 
@@ -83,10 +117,19 @@ class Cache:
         self.commit({context_id: tokens})
         return copies
 
-    def prefill(self, context_id: int, tokens: Sequence[int], max_prefix: int | None = None) -> int:
-        matched = self.open(context_id, tokens, max_prefix)
-        if matched < len(tokens):
-            self.append(context_id, tokens[matched:])
+    def prefill(
+        self,
+        context_id: int,
+        tokens: Sequence[int],
+        max_prefix: int | None = None,
+        domain: int = 0,
+        public_len: int = 0,
+    ) -> int:
+        matched = done = self.open(context_id, tokens, max_prefix, domain, public_len)
+        while done < len(tokens):
+            end = min(len(tokens), done + self.room(context_id))
+            self.append(context_id, tokens[done:end])
+            done = end
         return matched
 
     def free(self, context_id: int) -> None:
@@ -113,5 +156,6 @@ class Cache:
             assert length == len(tokens) + len(self.reserved.get(context_id, ()))
             assert tuple(self.tree.tokens(context_id)) == tokens
             slots = self.kv[self.table(context_id)].reshape(-1)[: len(tokens)]
-            expected = [kv_of(self.domains[context_id], tokens[: end + 1]) for end in range(len(tokens))]
+            owned = self.owned(context_id)
+            expected = [kv_of(owned[: end + 1]) for end in range(len(owned))]
             assert slots.tolist() == expected

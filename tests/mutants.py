@@ -26,6 +26,15 @@ MUTANTS: dict[str, tuple[str, ...]] = {
         "test_context_tree.py::test_four_forks_diverging_inside_one_partial_block_each_read_their_own_text",
         "test_context_tree.py::test_a_parent_that_goes_on_after_its_fork_wrote_gets_the_copy",
     ),
+    "all_text_public": (
+        "test_prefix_domains.py::test_a_published_prefix_is_shared_and_nothing_behind_it",
+        "test_prefix_domains.py::test_a_longer_claim_finds_no_more_than_what_was_published",
+    ),
+    "seam_ignored": (
+        "test_prefix_index.py::test_published_text_matches_in_every_domain_and_what_follows_only_in_its_own",
+        "test_scheduler_placement.py::"
+        "test_a_finished_context_of_another_tenant_serves_published_text_and_no_more",
+    ),
     "group_never_split": (
         "test_scheduler_placement.py::test_a_group_without_a_common_prefix_is_split_when_it_finishes_sooner",
     ),

@@ -64,6 +64,7 @@ class Driver:
         now: int = 0,
         domain: int = 0,
         tenant: int | None = None,
+        public_len: int = 0,
         model: int = 0,
         latency: bool = False,
         group: int = -1,
@@ -91,6 +92,7 @@ class Driver:
             tenant=tenant,
             start_by_us=start_by_us,
             per_token_us=per_token_us,
+            public_len=public_len,
         )
 
     def schedule(self, now: int = 0) -> dict[int, Placement]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +93,55 @@ def test_equal_tokens_of_another_model_adapter_or_domain_never_match(index: Pref
     for owner, (domain, model, adapter) in enumerate(scopes, 2):
         index.add_context(owner, domain, tokens, cut, model=model, adapter=adapter)
     assert index.match(10, tokens, cut, model=1, adapter=2) == [(3, [1], [])]
+
+
+def test_published_text_matches_in_every_domain_and_what_follows_only_in_its_own(index: PrefixIndex) -> None:
+    tokens, cut = ids(1, 2, 3, 4, 5, 6), ids(2, 4, 6)
+    index.add_call(1, 7, tokens, cut, public_len=4)
+    index.add_context(1, 7, tokens, cut, public_len=4)
+    assert index.match(8, tokens, cut, public_len=4) == [(4, [1], [1])]
+    assert index.match(7, tokens, cut, public_len=4) == [(6, [1], [1])]
+    assert index.match(0, tokens, cut, public_len=4) == [(4, [1], [1])]
+    # Text that is not said to be published, or not as far, is another prefix.
+    assert index.match(7, tokens, cut) == index.match(8, tokens, cut) == []
+    for claim in (2, 6):
+        assert index.match(8, tokens, cut, public_len=claim) == [(min(claim, 4), [1], [1])]
+    index.add_call(2, 8, tokens, cut, public_len=4)
+    assert index.match(8, tokens, cut, public_len=4) == [(6, [2], []), (4, [1], [1])]
+    index.remove_call(1)
+    index.shorten_context(1, 4)
+    assert index.match(7, tokens, cut, public_len=4) == [(4, [2], [1])]
+    index.remove_context(1)
+    index.remove_call(2)
+    assert len(index) == 0
+    index.check_invariants()
+
+
+def test_a_value_that_comes_behind_published_text_stays_in_its_domain(index: PrefixIndex) -> None:
+    for call_id, domain in ((1, 7), (2, 8)):
+        index.add_call(call_id, domain, ids(1, 2, -1, 3), ids(2, 4), variables=[5], public_len=2)
+    assert index.set_variable(5, ids(9)) == 2
+    prompt = ids(1, 2, 9, 3), ids(2, 4)
+    assert index.match(7, *prompt, public_len=2) == [(4, [1], []), (2, [2], [])]
+    assert index.match(8, *prompt, public_len=2) == [(4, [2], []), (2, [1], [])]
+
+
+@pytest.mark.parametrize(
+    ("public_len", "message"),
+    [
+        (-1, r"public_len = -1 is not in \[0, 4\]"),
+        (5, r"public_len = 5 is not in \[0, 4\]"),
+        (3, "public_len = 3 is not one of boundaries"),
+        (4, "public_len = 4 is behind the variable at 2"),
+    ],
+)
+def test_public_len_is_a_boundary_of_constant_text(index: PrefixIndex, public_len: int, message: str) -> None:
+    prompt = ids(1, 2, -1, 3), ids(2, 4)
+    with pytest.raises(ValueError, match=message):
+        index.add_call(1, 7, *prompt, variables=[5], public_len=public_len)
+    with pytest.raises(ValueError, match=message):
+        index.match(7, *prompt, variables=[5], public_len=public_len)
+    assert len(index) == 0
 
 
 def test_polynomial_neighbours_do_not_collide() -> None:
@@ -320,11 +370,27 @@ def test_the_hash_key_has_16_bytes() -> None:
         PrefixIndex(bytes(15))
 
 
-# A prefix is a domain and symbols: token ids, or -1 - id for a variable without a text.
-Prefix = tuple[int, tuple[int, ...]]
+# A prefix is its domain with the length of the published text in front, and symbols: token ids, or -1 - id
+# for a variable without a text.
+Scope = tuple[int, int]
+Prefix = tuple[Scope, tuple[int, ...]]
+PUBLIC: Scope = (0, 0)
 Owner = tuple[str, int]
 SYMBOLS = st.lists(st.integers(-2, 2), max_size=6)
+TOKENS = st.lists(st.integers(0, 2), max_size=6)
 CUTS = st.sets(st.integers(1, 6), max_size=4)
+SOME_CUTS = st.sets(st.integers(1, 6), min_size=1)
+
+
+def prefix_of(scope: Scope, symbols: Sequence[int]) -> Prefix:
+    domain, public_len = scope
+    return (PUBLIC if domain == 0 or len(symbols) <= public_len else scope), tuple(symbols)
+
+
+def draw_public_len(data: st.DataObject, symbols: Sequence[int], boundaries: Sequence[int]) -> int:
+    """None of the prompt, or up to a boundary with no variable before it."""
+    constant = [b for b in boundaries if min(symbols[:b]) >= 0]
+    return data.draw(st.sampled_from([0, *constant]))
 
 
 class IndexAgainstDict(RuleBasedStateMachine):
@@ -338,21 +404,24 @@ class IndexAgainstDict(RuleBasedStateMachine):
         self.owners: dict[Owner, set[Prefix]] = {}
         self.next_id = 1
 
-    def keep(self, kind: str, domain: int, symbols: list[int], boundaries: list[int]) -> None:
-        self.owners[kind, self.next_id] = {(domain, tuple(symbols[:b])) for b in boundaries}
+    def keep(self, kind: str, scope: Scope, symbols: list[int], boundaries: list[int]) -> None:
+        self.owners[kind, self.next_id] = {prefix_of(scope, symbols[:b]) for b in boundaries}
         self.next_id += 1
 
-    @rule(domain=st.integers(0, 1), symbols=SYMBOLS, cut=CUTS)
-    def add_call(self, domain: int, symbols: list[int], cut: set[int]) -> None:
+    @rule(domain=st.integers(0, 2), symbols=SYMBOLS, cut=CUTS, data=st.data())
+    def add_call(self, domain: int, symbols: list[int], cut: set[int], data: st.DataObject) -> None:
         boundaries = sorted(b for b in cut if b <= len(symbols))
-        self.index.add_call(self.next_id, domain, ids(*symbols), ids(*boundaries), variables=[0, 1])
-        self.keep("call", domain, symbols, boundaries)
+        public_len = draw_public_len(data, symbols, boundaries)
+        prompt = ids(*symbols), ids(*boundaries)
+        self.index.add_call(self.next_id, domain, *prompt, variables=[0, 1], public_len=public_len)
+        self.keep("call", (domain, public_len), symbols, boundaries)
 
-    @rule(domain=st.integers(0, 1), tokens=st.lists(st.integers(0, 2), max_size=6), cut=CUTS)
-    def add_context(self, domain: int, tokens: list[int], cut: set[int]) -> None:
+    @rule(domain=st.integers(0, 2), tokens=TOKENS, cut=CUTS, data=st.data())
+    def add_context(self, domain: int, tokens: list[int], cut: set[int], data: st.DataObject) -> None:
         boundaries = sorted(b for b in cut if b <= len(tokens))
-        self.index.add_context(self.next_id, domain, ids(*tokens), ids(*boundaries))
-        self.keep("context", domain, tokens, boundaries)
+        public_len = draw_public_len(data, tokens, boundaries)
+        self.index.add_context(self.next_id, domain, ids(*tokens), ids(*boundaries), public_len=public_len)
+        self.keep("context", (domain, public_len), tokens, boundaries)
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data())
@@ -375,20 +444,23 @@ class IndexAgainstDict(RuleBasedStateMachine):
         assert self.index.set_variable(variable, ids(*text)) == len(waiting)
         for owner in waiting:
             rewritten = {
-                (domain, tuple(x for s in symbols for x in (text if s == pending else [s])))
-                for domain, symbols in self.owners[owner]
+                prefix_of(scope, [x for s in symbols for x in (text if s == pending else [s])])
+                for scope, symbols in self.owners[owner]
             }
             self.owners[owner] = {prefix for prefix in rewritten if prefix[1]}
 
-    @rule(domain=st.integers(0, 1), symbols=SYMBOLS, cut=st.sets(st.integers(1, 6), min_size=1))
-    def match(self, domain: int, symbols: list[int], cut: set[int]) -> None:
+    @rule(domain=st.integers(0, 2), symbols=SYMBOLS, cut=SOME_CUTS, data=st.data())
+    def match(self, domain: int, symbols: list[int], cut: set[int], data: st.DataObject) -> None:
         boundaries = sorted(b for b in cut if b <= len(symbols))
+        public_len = draw_public_len(data, symbols, boundaries)
+        scope = (domain, public_len)
         nearest: dict[int, list[Owner]] = {}
         for owner, prefixes in self.owners.items():
-            shared = [b for b in boundaries if (domain, tuple(symbols[:b])) in prefixes]
+            shared = [b for b in boundaries if prefix_of(scope, symbols[:b]) in prefixes]
             if shared:
                 nearest.setdefault(shared[-1], []).append(owner)
-        found = self.index.match(domain, ids(*symbols), ids(*boundaries), variables=[0, 1], max_owners=1_000)
+        options = {"variables": [0, 1], "public_len": public_len, "max_owners": 1_000}
+        found = self.index.match(domain, ids(*symbols), ids(*boundaries), **options)
         assert [boundary for boundary, _, _ in found] == sorted(nearest, reverse=True)
         for boundary, calls, contexts in found:
             listed = [("call", owner) for owner in calls] + [("context", owner) for owner in contexts]

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kv_contents import Cache, Tokens, i32, i64
+from kv_contents import Cache, Tokens, i32, i64, owned
 from parrot._core import OutOfBlocks
 
 
-def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
+def shared_length(left: Sequence[object], right: Sequence[object]) -> int:
     same = 0
     while same < min(len(left), len(right)) and left[same] == right[same]:
         same += 1
@@ -25,7 +25,8 @@ NEW_TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
 
 
 class ContextTreeMachine(RuleBasedStateMachine):
-    """Small caches, small blocks and two tokens, so that paths meet and part all the time."""
+    """Small caches, small blocks and two tokens, so that paths meet and part all the time. Two tenants, the
+    public domain, and prompts that are public up to any place."""
 
     @initialize(num_blocks=st.integers(4, 24), block_size=st.integers(1, 5))
     def start(self, num_blocks: int, block_size: int) -> None:
@@ -40,14 +41,16 @@ class ContextTreeMachine(RuleBasedStateMachine):
     def pick(self, data: st.DataObject, ids: Any) -> int:
         return int(data.draw(st.sampled_from(sorted(ids))))
 
-    @rule(tokens=TOKENS, domain=st.integers(0, 1), data=st.data())
+    @rule(tokens=TOKENS, domain=st.integers(0, 2), data=st.data())
     def open(self, tokens: Tokens, domain: int, data: st.DataObject) -> None:
         cache, limit = self.cache, data.draw(st.integers(0, len(tokens)))
-        live = [cache.contents[c] for c in cache.contents if cache.domains[c] == domain]
-        promised = max((shared_length(tokens[:limit], content) for content in live), default=0)
-        possible = max((shared_length(tokens[:limit], c) for c in cache.computed.get(domain, ())), default=0)
+        public_len = data.draw(st.integers(0, len(tokens)))
+        wanted = owned(tokens[:limit], domain, public_len)
+        live = [cache.owned(context_id) for context_id in cache.contents]
+        promised = max((shared_length(wanted, content) for content in live), default=0)
+        possible = max((shared_length(wanted, content) for content in cache.computed), default=0)
         context_id = self.new_id()
-        assert promised <= cache.open(context_id, tokens, limit, domain) <= possible
+        assert promised <= cache.open(context_id, tokens, limit, domain, public_len) <= possible
         self.held.add(context_id)
 
     @precondition(lambda self: self.cache.contents)
@@ -65,7 +68,7 @@ class ContextTreeMachine(RuleBasedStateMachine):
         cache, size = self.cache, self.cache.block_size
         idle = sorted(self.held - cache.reserved.keys())
         ids = data.draw(st.lists(st.sampled_from(idle), unique=True, max_size=4)) if idle else []
-        batch = {c: data.draw(NEW_TOKENS) for c in ids}
+        batch = {c: data.draw(NEW_TOKENS)[: cache.room(c)] for c in ids}
         before = self.snapshot()
         most = sum(-(-(len(cache.contents[c]) % size + len(new)) // size) for c, new in batch.items())
         try:
@@ -79,8 +82,8 @@ class ContextTreeMachine(RuleBasedStateMachine):
         elif outcome == "rollback":
             self.rollback(batch)
         for context_id in ids:
-            prefix = cache.contents[context_id] + cache.reserved.get(context_id, ())
-            assert cache.tree.pending_prefix(cache.domains[context_id], i32(prefix)) == len(prefix)
+            length = len(cache.contents[context_id]) + len(cache.reserved.get(context_id, ()))
+            assert cache.pending_prefix(context_id) == length
 
     def rollback(self, ids: Any) -> None:
         self.cache.tree.rollback(i64(*ids))
@@ -108,8 +111,7 @@ class ContextTreeMachine(RuleBasedStateMachine):
     def truncate(self, data: st.DataObject) -> None:
         context_id = self.pick(data, self.held - self.cache.reserved.keys())
         length = data.draw(st.integers(0, len(self.cache.contents[context_id])))
-        self.cache.tree.truncate(context_id, length)
-        self.cache.contents[context_id] = self.cache.contents[context_id][:length]
+        self.cache.truncate(context_id, length)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())

@@ -191,6 +191,39 @@ def test_domains_share_nothing() -> None:
     assert driver.schedule()[3].prefix_len == 0
 
 
+def test_calls_of_two_tenants_that_share_published_text_are_placed_together() -> None:
+    """Though each on its own tenant's turn, and with the template counted once on the engine."""
+    driver = Driver.with_engines([Cost()] * 2)
+    for call_id in range(1, 9):
+        template, tenant = 1 + call_id % 2, (call_id + 1) // 2
+        prompt = np.concatenate([text(template, 8_000), text(100 + call_id, 100)])
+        driver.submit(call_id, prompt, boundaries=[8_000, 8_100], domain=tenant, public_len=8_000)
+    placements = driver.schedule()
+    num_homes = len({(1 + c % 2, placement.engine_id) for c, placement in placements.items()})
+    assert num_homes <= 3
+    assert sum(placement.prefix_len == 0 for placement in placements.values()) == num_homes
+    assert driver.scheduler.counters()["placed_prefix"] == 8 - num_homes
+    assert sum(driver.load(engine)[1] for engine in (0, 1)) == 8_000 * num_homes + 8 * 150
+
+
+def test_a_finished_context_of_another_tenant_serves_published_text_and_no_more() -> None:
+    driver = Driver.with_engines([Cost()] * 2)
+    prompt, cut = text(1, 2_100), [2_000, 2_050, 2_100]
+    driver.submit(1, prompt, boundaries=cut, domain=1, public_len=2_000)
+    home = driver.engines_of()[1]
+    driver.finish(1, context=11, tokens=2_150)
+    # Busy with a stranger: only the prefix makes it the better engine.
+    driver.submit(2, text(9, 200), domain=9)
+    driver.schedule()
+    driver.submit(3, prompt, boundaries=cut, domain=2, public_len=2_000)
+    placement = driver.schedule()[3]
+    assert (placement.engine_id, placement.prefix_len, placement.parent_context_id) == (home, 2_000, 11)
+    driver.submit(4, prompt, boundaries=cut, domain=2)
+    assert driver.schedule()[4].prefix_len == 0
+    driver.submit(5, prompt, boundaries=cut, domain=1, public_len=2_000)
+    assert driver.schedule()[5].prefix_len == 2_100
+
+
 def test_without_prefix_affinity_a_prefix_does_not_draw_calls() -> None:
     driver = Driver.with_engines([Cost()] * 2, prefix_affinity=False)
     driver.submit(1, text(1, 2_000))

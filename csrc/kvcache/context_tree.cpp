@@ -39,6 +39,14 @@ void require_counts(const char* argument, std::span<const std::int32_t> values,
     }
 }
 
+Domains checked_domains(std::int64_t domain, std::int64_t public_len,
+                        std::span<const std::int32_t> token_ids) {
+    require(public_len >= 0 && public_len <= static_cast<std::int64_t>(token_ids.size()),
+            "public_len must be in [0, len(token_ids)] = [0, ", token_ids.size(), "], got ", public_len);
+    // Everything is public in that domain, so there is no seam in it.
+    return {domain, domain == kPublicDomain ? 0 : static_cast<std::int32_t>(public_len)};
+}
+
 bool has_reservation(const Context& context) { return context.node->committed < context.node->end; }
 
 }  // namespace
@@ -47,14 +55,15 @@ ContextTree::ContextTree(std::int64_t num_blocks, std::int64_t block_size)
     : tree_(checked_num_blocks(num_blocks, block_size), checked_block_size(block_size)) {}
 
 std::int32_t ContextTree::open(std::int64_t context_id, std::int64_t domain,
-                               std::span<const std::int32_t> token_ids, std::int64_t max_prefix) {
+                               std::span<const std::int32_t> token_ids, std::int64_t max_prefix,
+                               std::int64_t public_len) {
     require_new(context_id);
+    const Domains domains = checked_domains(domain, public_len, token_ids);
     require(max_prefix >= 0 && max_prefix <= static_cast<std::int64_t>(token_ids.size()),
             "max_prefix must be in [0, len(token_ids)] = [0, ", token_ids.size(), "], got ", max_prefix);
     require_tokens(token_ids);
-    const Match match = tree_.match(domain, token_ids.first(static_cast<std::size_t>(max_prefix)), true);
-    start(context_id,
-          match.node == nullptr ? tree_.root(domain) : tree_.node_ending_at(*match.node, match.length));
+    const Match match = tree_.match(domains, token_ids.first(static_cast<std::size_t>(max_prefix)), true);
+    start(context_id, domains, match.length > 0 ? &tree_.node_ending_at(*match.node, match.length) : nullptr);
     return match.length;
 }
 
@@ -63,12 +72,17 @@ void ContextTree::fork(std::int64_t context_id, std::int64_t parent_context_id, 
     const Context& parent = known("parent_context_id", parent_context_id);
     require(length >= 0 && length <= parent.node->committed, "length must be in [0, ", parent.node->committed,
             "], the committed tokens of context ", parent_context_id, ", got ", length);
-    start(context_id, tree_.node_ending_at(*parent.node, static_cast<std::int32_t>(length)));
+    const auto at = static_cast<std::int32_t>(length);
+    // What follows may be any text, also where the parent's is published.
+    const Domains domains{parent.domains.domain, std::min(parent.domains.public_len, at)};
+    start(context_id, domains, at > 0 ? &tree_.node_ending_at(*parent.node, at) : nullptr);
 }
 
-std::int32_t ContextTree::pending_prefix(std::int64_t domain, std::span<const std::int32_t> token_ids) const {
+std::int32_t ContextTree::pending_prefix(std::int64_t domain, std::span<const std::int32_t> token_ids,
+                                         std::int64_t public_len) const {
+    const Domains domains = checked_domains(domain, public_len, token_ids);
     require_tokens(token_ids);
-    return tree_.match(domain, token_ids, false).length;
+    return tree_.match(domains, token_ids, false).length;
 }
 
 std::vector<BlockCopy> ContextTree::reserve(std::span<const std::int64_t> context_ids,
@@ -88,6 +102,7 @@ std::vector<BlockCopy> ContextTree::reserve(std::span<const std::int64_t> contex
             slots.size());
     require_tokens(token_ids);
     gather_batch(context_ids, Reservation::kNone);
+    require_one_domain(counts);
     make_room(counts);
 
     std::vector<BlockCopy> copies;
@@ -99,6 +114,16 @@ std::vector<BlockCopy> ContextTree::reserve(std::span<const std::int64_t> contex
     }
     counters_.cow_copies += static_cast<std::int64_t>(copies.size());
     return copies;
+}
+
+void ContextTree::require_one_domain(std::span<const std::int32_t> counts) const {
+    for (std::size_t i = 0; i < batch_.size(); ++i) {
+        const Context& context = *batch_[i];
+        const std::int32_t end = context.node->end;
+        require(counts[i] <= context.domains.range_end(end) - end, "counts: ", counts[i],
+                " tokens behind the ", end, " of context ", context.id, " go over its public_len of ",
+                context.domains.public_len, "; reserve up to there first");
+    }
 }
 
 /// Evicts until the batch fits. The block that a copy reads is safe from this: the context that copies it is
@@ -134,6 +159,10 @@ void ContextTree::truncate(std::int64_t context_id, std::int64_t length) {
     require(length >= 0 && length <= context.node->end, "length must be in [0, ", context.node->end,
             "], the length of context ", context_id, ", got ", length);
     tree_.cut(context, static_cast<std::int32_t>(length));
+    // What follows may be any text, also where the cut one was published.
+    std::int32_t& public_len = context.domains.public_len;
+    public_len = std::min(public_len, static_cast<std::int32_t>(length));
+    if (length == 0) tree_.move(context, tree_.root(context.domains.at(0)));
 }
 
 void ContextTree::release(std::int64_t context_id) {
@@ -244,12 +273,15 @@ void ContextTree::require_new(std::int64_t context_id) const {
     require(!contexts_.contains(context_id), "context_id ", context_id, " is in use");
 }
 
-void ContextTree::start(std::int64_t context_id, Node& node) {
+/// ``node`` is null for a context that has nothing yet.
+void ContextTree::start(std::int64_t context_id, const Domains& domains, Node* node) {
+    Node& at = node != nullptr ? *node : tree_.root(domains.at(0));
     Context& context = contexts_[context_id];
     context.id = context_id;
-    tree_.attach(context, node);
-    counters_.matched_tokens += node.end;
-    counters_.forks += node.end > 0 ? 1 : 0;
+    context.domains = domains;
+    tree_.attach(context, at);
+    counters_.matched_tokens += at.end;
+    counters_.forks += at.end > 0 ? 1 : 0;
 }
 
 void ContextTree::gather_batch(std::span<const std::int64_t> context_ids, Reservation reservation) {

@@ -26,12 +26,16 @@ class ContextTree {
     ContextTree(const ContextTree&) = delete;
     ContextTree& operator=(const ContextTree&) = delete;
 
+    /// The first ``public_len`` tokens are published, the rest is the domain's.
     std::int32_t open(std::int64_t context_id, std::int64_t domain, std::span<const std::int32_t> token_ids,
-                      std::int64_t max_prefix);
+                      std::int64_t max_prefix, std::int64_t public_len);
+    /// What of the parent's published text the fork has not is its domain's own.
     void fork(std::int64_t context_id, std::int64_t parent_context_id, std::int64_t length);
-    std::int32_t pending_prefix(std::int64_t domain, std::span<const std::int32_t> token_ids) const;
+    std::int32_t pending_prefix(std::int64_t domain, std::span<const std::int32_t> token_ids,
+                                std::int64_t public_len) const;
 
-    /// context_ids, counts: [n]; token_ids, slots: [sum(counts)].
+    /// context_ids, counts: [n]; token_ids, slots: [sum(counts)]. No context may go over the end of its
+    /// published tokens: what is reserved by one is of one domain.
     std::vector<BlockCopy> reserve(std::span<const std::int64_t> context_ids,
                                    std::span<const std::int32_t> counts,
                                    std::span<const std::int32_t> token_ids, std::span<std::int32_t> slots);
@@ -67,9 +71,10 @@ class ContextTree {
     Context& known(const char* argument, std::int64_t context_id);
     Context& held(const char* argument, std::int64_t context_id);
     void require_new(std::int64_t context_id) const;
-    void start(std::int64_t context_id, Node& node);
+    void start(std::int64_t context_id, const Domains& domains, Node* node);
     /// Fills batch_ with held contexts, none of them twice, with or without an open reservation.
     void gather_batch(std::span<const std::int64_t> context_ids, Reservation reservation);
+    void require_one_domain(std::span<const std::int32_t> counts) const;
     void make_room(std::span<const std::int32_t> counts);
 
     PrefixTree tree_;

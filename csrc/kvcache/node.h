@@ -5,11 +5,32 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
+
+#include "mutants.h"
 
 namespace parrot::kvcache {
 
 struct Node;
+
+/// The domain of text that the operator published: everybody's prompts match it.
+constexpr std::int64_t kPublicDomain = 0;
+
+/// Whose the tokens of a sequence are: [0, public_len) are published, everything behind is the domain's own.
+/// KV depends on all tokens before it, so nothing behind a private token can ever be public.
+struct Domains {
+    std::int64_t domain = kPublicDomain;
+    std::int32_t public_len = 0;
+
+    std::int64_t at(std::int32_t position) const {
+        return position < public_len || mutant("all_text_public") ? kPublicDomain : domain;
+    }
+    /// Where the range of one domain that ``position`` lies in ends.
+    std::int32_t range_end(std::int32_t position) const {
+        return position < public_len ? public_len : std::numeric_limits<std::int32_t>::max();
+    }
+};
 
 /// A named end of a path. It ends exactly at node->end.
 ///
@@ -18,6 +39,7 @@ struct Node;
 struct Context {
     std::int64_t id = 0;
     Node* node = nullptr;
+    Domains domains;
     Context* previous = nullptr;  // others that end at the same node
     Context* next = nullptr;
     bool held = true;
@@ -51,6 +73,9 @@ struct UseKey {
 
 /// Tokens [start, end) of every sequence through this node, and the blocks that hold their KV.
 ///
+/// All of them belong to one domain. The parent's is the same, or the public one: below a published prefix
+/// each tenant has children of its own.
+///
 /// blocks[0] is block start / block_size of the sequence. When start lies inside a block, blocks[0] is either
 /// the parent's last block (shares_first_block: this node writes on behind the parent's slots) or a copy of
 /// it, which replaces the parent's block in the tables of everything below. At most one child can write on
@@ -62,7 +87,7 @@ struct Node {
     std::int32_t end = 0;
     std::int64_t domain = 0;
     Node* parent = nullptr;            // nullptr: the root of a domain, an empty range
-    Node* twin = nullptr;              // next sibling that begins with the same token
+    Node* twin = nullptr;              // next sibling of the same key (PrefixTree::child_key)
     std::vector<std::int32_t> tokens;  // [end - start]
     std::vector<std::int32_t> blocks;  // [ceil(end / block_size) - start / block_size]
     Context* first_context = nullptr;

@@ -33,9 +33,9 @@ Node& PrefixTree::root(std::int64_t domain) {
     return *root;
 }
 
-Match PrefixTree::match(std::int64_t domain, std::span<const std::int32_t> tokens,
+Match PrefixTree::match(const Domains& domains, std::span<const std::int32_t> tokens,
                         bool committed_only) const {
-    const auto found = roots_.find(domain);
+    const auto found = roots_.find(domains.at(0));
     if (found == roots_.end()) return {};
     const auto length = static_cast<std::int32_t>(tokens.size());
     Match best{found->second, 0};
@@ -44,11 +44,14 @@ Match PrefixTree::match(std::int64_t domain, std::span<const std::int32_t> token
         const Node& node = *matched.back();
         matched.pop_back();
         if (node.end == length) continue;
-        for (Node* child = first_child(node, tokens[static_cast<std::size_t>(node.end)]); child != nullptr;
-             child = child->twin) {
+        const std::int64_t domain = domains.at(node.end);
+        const std::int32_t limit = std::min(length, domains.range_end(node.end)) - node.end;
+        Node* child = first_child(node, domain, tokens[static_cast<std::size_t>(node.end)]);
+        for (; child != nullptr; child = child->twin) {
+            if (child->domain != domain) continue;
             const std::int32_t usable = (committed_only ? child->committed : child->end) - child->start;
-            const std::int32_t same = common_prefix(child->tokens.data(), tokens.data() + node.end,
-                                                    std::min(usable, length - node.end));
+            const std::int32_t same =
+                common_prefix(child->tokens.data(), tokens.data() + node.end, std::min(usable, limit));
             const std::int32_t reached = node.end + same;
             // Of two equally long ones, the one that is held anyway takes no more blocks out of the cache.
             const bool costs_less = child->num_pins > 0 && best.node->num_pins == 0;
@@ -87,8 +90,8 @@ std::vector<std::int32_t> PrefixTree::committed_tokens(const Node& tip) const {
     return tokens;
 }
 
-Node* PrefixTree::first_child(const Node& parent, std::int32_t first_token) const {
-    const auto found = children_.find(child_key(parent, first_token));
+Node* PrefixTree::first_child(const Node& parent, std::int64_t domain, std::int32_t first_token) const {
+    const auto found = children_.find(child_key(parent, domain, first_token));
     return found == children_.end() ? nullptr : found->second;
 }
 
@@ -112,14 +115,14 @@ void PrefixTree::recycle(Node& node) {
 }
 
 void PrefixTree::link_child(Node& parent, Node& child, std::int32_t first_token) {
-    Node*& first = children_[child_key(parent, first_token)];
+    Node*& first = children_[child_key(parent, child.domain, first_token)];
     child.parent = &parent;
     child.twin = std::exchange(first, &child);
     ++parent.num_children;
 }
 
 void PrefixTree::unlink_child(Node& child) {
-    const auto found = children_.find(child_key(*child.parent, child.tokens.front()));
+    const auto found = children_.find(child_key(*child.parent, child.domain, child.tokens.front()));
     Node** link = &found->second;
     while (*link != &child) link = &(*link)->twin;
     *link = std::exchange(child.twin, nullptr);

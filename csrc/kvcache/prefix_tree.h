@@ -32,8 +32,9 @@ class PrefixTree {
 
     /// The root of a domain, made on first use.
     Node& root(std::int64_t domain);
-    /// Longest prefix in the domain; with ``committed_only`` of tokens that have their KV.
-    Match match(std::int64_t domain, std::span<const std::int32_t> tokens, bool committed_only) const;
+    /// Longest prefix of which every token is there in the domain that it has here; with ``committed_only``
+    /// of tokens that have their KV.
+    Match match(const Domains& domains, std::span<const std::int32_t> tokens, bool committed_only) const;
     /// The node on the path to ``below`` that ends at ``length`` (committed there); splits one if needed.
     Node& node_ending_at(Node& below, std::int32_t length);
 
@@ -47,7 +48,8 @@ class PrefixTree {
     /// uses, the next one in ``steps`` steps. Replaces what was known; the rest of its path has no use.
     void set_use(Context& context, std::int32_t length, std::int32_t remaining_uses, std::int32_t steps);
 
-    /// Append reserved tokens to a held context whose end is committed. Blocks must be there (blocks_for).
+    /// Append reserved tokens, of one domain, to a held context whose end is committed. Blocks must be there
+    /// (blocks_for).
     void append(Context& context, std::span<const std::int32_t> tokens, std::int32_t* slots,
                 std::vector<BlockCopy>& copies);
     /// Blocks that append will take; ``batch_mark`` tells apart the batches that are planned.
@@ -85,15 +87,23 @@ class PrefixTree {
         }
     };
 
-    static std::uint64_t child_key(const Node& parent, std::int32_t first_token) {
-        return (static_cast<std::uint64_t>(static_cast<std::uint32_t>(parent.id)) << 32) |
-               static_cast<std::uint32_t>(first_token);
+    /// Children of the parent's own domain go by their first token. A tenant's children of a public node go
+    /// by that and the tenant, so that a template which all tenants use does not make one long list of them.
+    /// The upper half of the numbers, which no token has, is theirs; two of them may meet in one.
+    static std::uint64_t child_key(const Node& parent, std::int64_t domain, std::int32_t first_token) {
+        auto low = static_cast<std::uint32_t>(first_token);
+        if (domain != parent.domain) {
+            constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15U;  // spreads small consecutive numbers
+            const std::uint64_t mixed = (static_cast<std::uint64_t>(domain) * kOdd + low) * kOdd;
+            low = static_cast<std::uint32_t>(mixed >> 32) | 0x80000000U;
+        }
+        return (static_cast<std::uint64_t>(static_cast<std::uint32_t>(parent.id)) << 32) | low;
     }
     std::int32_t ceil_blocks(std::int32_t length) const {
         return length / block_size_ + (length % block_size_ != 0 ? 1 : 0);
     }
 
-    Node* first_child(const Node& parent, std::int32_t first_token) const;
+    Node* first_child(const Node& parent, std::int64_t domain, std::int32_t first_token) const;
     Node& make_node();
     void recycle(Node& node);
     void link_child(Node& parent, Node& child, std::int32_t first_token);
@@ -126,6 +136,7 @@ class PrefixTree {
     };
     std::vector<Tally> tally_children() const;  // by node id
     void check_range(const Node& node) const;
+    void check_domains(const Node& node) const;
     void check_links(const Node& node) const;
     void check_counts(const Node& node, Tally tally) const;
     void check_uses(const Node& node, const Tally& tally) const;
@@ -137,7 +148,7 @@ class PrefixTree {
     std::deque<Node> nodes_;  // by id; addresses are stable
     std::vector<std::int32_t> unused_node_ids_;
     std::unordered_map<std::int64_t, Node*> roots_;                    // by domain
-    std::unordered_map<std::uint64_t, Node*, HashChildKey> children_;  // first of the twins
+    std::unordered_map<std::uint64_t, Node*, HashChildKey> children_;  // by child_key: the first of the twins
     std::set<EvictionKey> eviction_queue_;                             // leaves without pins
     std::set<UseKey> uses_;                                            // the nearest of a node comes first
     std::set<std::pair<std::int64_t, Context*>> lapses_;               // (lapses_at, context) of each use

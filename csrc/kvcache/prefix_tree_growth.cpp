@@ -24,7 +24,9 @@ std::int64_t PrefixTree::blocks_for(Node& node, std::int32_t count, std::int64_t
 //   . reserved: the same node's [committed, end); cut frees them at once, commit makes them own
 void PrefixTree::append(Context& context, std::span<const std::int32_t> tokens, std::int32_t* slots,
                         std::vector<BlockCopy>& copies) {
-    Node& tip = context.node->is_sole_tip() ? *context.node : add_tip(context, tokens.front(), copies);
+    const bool in_place =
+        context.node->is_sole_tip() && context.node->domain == context.domains.at(context.node->end);
+    Node& tip = in_place ? *context.node : add_tip(context, tokens.front(), copies);
     tip.tokens.insert(tip.tokens.end(), tokens.begin(), tokens.end());
     const std::int32_t first = tip.start / block_size_;
     const std::int32_t end = tip.end + static_cast<std::int32_t>(tokens.size());
@@ -86,7 +88,7 @@ Node& PrefixTree::add_tip(Context& context, std::int32_t first_token, std::vecto
     Node& parent = *context.node;
     Node& tip = make_node();
     tip.start = tip.committed = tip.end = parent.end;
-    tip.domain = parent.domain;
+    tip.domain = context.domains.at(parent.end);
     link_child(parent, tip, first_token);
     move(context, tip);
     const std::int32_t offset = parent.end % block_size_;

@@ -35,6 +35,7 @@ void PrefixTree::check_invariants(std::size_t num_contexts) const {
             check_range(node);
             check_links(node);
         }
+        check_domains(node);
         check_counts(node, tallies[static_cast<std::size_t>(node.id)]);
         check_uses(node, tallies[static_cast<std::size_t>(node.id)]);
         num_uses += static_cast<std::size_t>(node.num_uses);
@@ -68,7 +69,8 @@ void PrefixTree::check_range(const Node& node) const {
     const auto size = static_cast<std::size_t>(node.end - node.start);
     const Node& parent = *node.parent;
     ensure(node.start < node.end, "node ", node.id, " has the range [", node.start, ", ", node.end, ")");
-    ensure(parent.live && parent.domain == node.domain, "node ", node.id, " has a parent elsewhere");
+    ensure(parent.live && (parent.domain == node.domain || parent.domain == kPublicDomain), "node ", node.id,
+           " of domain ", node.domain, " has a parent of domain ", parent.domain);
     ensure(parent.end == node.start, "node ", node.id, " starts at ", node.start, ", parent ends at ",
            parent.end);
     ensure(parent.committed == parent.end, "node ", parent.id, " has children below reserved tokens");
@@ -86,8 +88,23 @@ void PrefixTree::check_range(const Node& node) const {
            " shares a block that its parent fills or has not given away");
 }
 
+/// The path of a context changes its domain once, where the context says.
+void PrefixTree::check_domains(const Node& node) const {
+    for (const Context* context = node.first_context; context != nullptr; context = context->next) {
+        const auto& [domain, public_len] = context->domains;
+        const Node* above = &node;
+        while (!above->is_root() && above->domain != kPublicDomain) above = above->parent;
+        const bool is_public = node.domain == kPublicDomain;
+        const std::int32_t seam = above->end;
+        ensure(is_public || node.domain == domain, "context ", context->id, " of domain ", domain,
+               " is at node ", node.id, " of domain ", node.domain);
+        ensure(domain == kPublicDomain || (is_public ? seam <= public_len : seam == public_len), "context ",
+               context->id, " has ", public_len, " published tokens, its path ", seam);
+    }
+}
+
 void PrefixTree::check_links(const Node& node) const {
-    const Node* twin = first_child(*node.parent, node.tokens.front());
+    const Node* twin = first_child(*node.parent, node.domain, node.tokens.front());
     while (twin != nullptr && twin != &node) twin = twin->twin;
     ensure(twin == &node, "node ", node.id, " cannot be found from its parent ", node.parent->id);
 }

@@ -44,4 +44,20 @@ void require_prompt(std::span<const int32_t> token_ids, std::span<const int32_t>
     }
 }
 
+void require_public_len(int64_t public_len, std::span<const int32_t> token_ids,
+                        std::span<const int32_t> boundaries) {
+    require_within("public_len", public_len, 0, static_cast<int64_t>(token_ids.size()));
+    if (public_len == 0) return;
+    if (!std::ranges::binary_search(boundaries, static_cast<int32_t>(public_len))) {
+        throw std::invalid_argument("public_len = " + std::to_string(public_len) +
+                                    " is not one of boundaries");
+    }
+    const auto text = token_ids.first(static_cast<size_t>(public_len));
+    const auto variable = std::ranges::find_if(text, [](int32_t id) { return id < 0; });
+    if (variable != text.end()) {
+        throw std::invalid_argument("public_len = " + std::to_string(public_len) +
+                                    " is behind the variable at " + std::to_string(variable - text.begin()));
+    }
+}
+
 }  // namespace parrot::scheduler

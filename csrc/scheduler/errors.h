@@ -47,4 +47,9 @@ inline constexpr size_t kMaxPromptTokens = (size_t{1} << 28) - 1;
 void require_prompt(std::span<const int32_t> token_ids, std::span<const int32_t> boundaries,
                     std::span<const int64_t> variables = {});
 
+// The published beginning of a prompt that passed require_prompt: 0, or one of the boundaries, with no
+// variable before it.
+void require_public_len(int64_t public_len, std::span<const int32_t> token_ids,
+                        std::span<const int32_t> boundaries);
+
 }  // namespace parrot::scheduler

@@ -26,13 +26,22 @@ struct Hash128 {
     bool operator==(const Hash128&) const = default;
 };
 
+// The isolation domain of text that the operator published, which prompts of every domain share.
+inline constexpr int64_t kPublicDomain = 0;
+
 // Prefixes match only within one scope: KV of another model or adapter is of no use, and another isolation
-// domain must not learn what is there.
+// domain must not learn what is there. The first `public_len` tokens of a prompt are published text and match
+// those of every domain; what lies behind them matches only where both prompts say so of the same length.
 struct PrefixScope {
     int64_t model = 0;
     int64_t adapter = 0;
-    int64_t domain = 0;
+    int64_t domain = kPublicDomain;
+    int32_t public_len = 0;
     bool operator==(const PrefixScope&) const = default;
+
+    // Of the published beginning; in the public domain there is nothing else.
+    PrefixScope public_part() const { return {model, adapter, kPublicDomain, 0}; }
+    bool has_seam() const { return public_len > 0 && domain != kPublicDomain; }
 };
 
 class PrefixHasher {
@@ -56,6 +65,9 @@ class PrefixHasher {
 
     // A variable without a value yet stands where its tokens will be.
     void extend_variable(int64_t variable) { insert_field(state_, kVariableTag, variable); }
+
+    // From here on the tokens belong to another domain.
+    void enter_domain(int64_t domain) { insert_field(state_, kDomainTag, domain); }
 
     // Of everything so far; the hash can be extended further.
     Hash128 digest() const {

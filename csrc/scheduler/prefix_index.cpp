@@ -60,6 +60,7 @@ void PrefixIndex::insert(OwnerKind kind, OwnerId id, const PrefixScope& scope, c
                          std::span<const int32_t> boundaries) {
     require_within(name_of(kind), id, 1, kMaxOwnerId);
     require_prompt(prompt.token_ids, boundaries, prompt.variables);
+    require_public_len(scope.public_len, prompt.token_ids, boundaries);
     if (kind == OwnerKind::kContext && !prompt.variables.empty()) {
         throw std::invalid_argument(concat("context_id = ", id, " has ", prompt.variables.size(),
                                            " variables; what an engine holds has none"));
@@ -108,6 +109,7 @@ size_t PrefixIndex::set_variable(VariableId variable, std::span<const int32_t> t
 PrefixMatches PrefixIndex::match(const PrefixScope& scope, const PromptView& prompt,
                                  std::span<const int32_t> boundaries, size_t max_owners) const {
     require_prompt(prompt.token_ids, boundaries, prompt.variables);
+    require_public_len(scope.public_len, prompt.token_ids, boundaries);
     const std::vector<NodeId> nodes = table_.find(scope, prompt, boundaries);
     PrefixMatches matches;
     for (size_t i = nodes.size(); i-- > 0;) {

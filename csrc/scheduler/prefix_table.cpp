@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "concat.h"
+#include "mutants.h"
 
 namespace parrot::scheduler {
 
@@ -27,14 +28,13 @@ template <class Resolve>
 void PrefixTable::visit(PrefixHasher& hasher, Walk& walk, std::span<const int32_t> boundaries,
                         Resolve resolve) const {
     std::array<Hash128, kFetchedAhead> hashes;
-    int32_t previous = 0;
     while (!boundaries.empty()) {
         const auto group = boundaries.first(std::min(boundaries.size(), kFetchedAhead));
         for (size_t i = 0; i < group.size(); ++i) {
-            extend(hasher, walk.prompt, static_cast<size_t>(previous), static_cast<size_t>(group[i]));
+            extend(hasher, walk.prompt, static_cast<size_t>(walk.previous), static_cast<size_t>(group[i]));
             hashes[i] = digest(hasher);
             by_hash_.prefetch(bucket_hash(hashes[i].low));
-            previous = group[i];
+            walk.previous = group[i];
         }
         if (group.size() > 1) fetch_ahead(std::span(hashes).first(group.size()));
         for (size_t i = 0; i < group.size(); ++i) {
@@ -44,6 +44,29 @@ void PrefixTable::visit(PrefixHasher& hasher, Walk& walk, std::span<const int32_
         }
         boundaries = boundaries.subspan(group.size());
     }
+}
+
+// The same, first for the boundaries in the public scope, then for those in the domain's own. In between
+// calls resolve_seam(its hash, the seam that is there or kNoNode), which returns what it is now; where it is
+// kNoNode nothing behind it is visited.
+template <class Resolve, class ResolveSeam>
+void PrefixTable::visit_scopes(const PrefixScope& scope, const Origin& origin, Walk& walk,
+                               std::span<const int32_t> boundaries, Resolve resolve,
+                               ResolveSeam resolve_seam) const {
+    PrefixHasher hasher = origin.hasher;
+    if (!scope.has_seam()) return visit(hasher, walk, boundaries, resolve);
+    const auto behind = std::ranges::upper_bound(boundaries, scope.public_len);
+    const auto num_public = static_cast<size_t>(behind - boundaries.begin());
+    visit(hasher, walk, boundaries.first(num_public), resolve);
+    boundaries = boundaries.subspan(num_public);
+    if (boundaries.empty()) return;
+    if (!mutant("seam_ignored")) hasher.enter_domain(scope.domain);
+    const Hash128 hash = digest(hasher);
+    const bool is_known = nodes_[walk.deepest].length == scope.public_len;
+    const NodeId seam = resolve_seam(hash, is_known ? find_seam(hash, walk, scope) : kNoNode);
+    if (seam == kNoNode) return;
+    walk.scope = walk.deepest = seam;
+    visit(hasher, walk, boundaries, resolve);
 }
 
 // Starts to load the nodes that these hashes probably lead to, and what they point at.
@@ -66,15 +89,17 @@ Path PrefixTable::acquire(const PrefixScope& scope, const PromptView& prompt,
     const Origin& origin = origin_of(scope);
     NodeId root = find_root(origin);
     if (root == kNoNode) root = add_root(origin);
-    PrefixHasher hasher = origin.hasher;
-    Walk state{prompt, root, root};
+    Walk walk{prompt, root, root};
     int32_t previous = 0;
-    visit(hasher, state, boundaries, [&](int32_t boundary, const Hash128& hash, NodeId known) {
-        const NodeId node = known != kNoNode ? known : add_node(hash, state, boundary);
+    const auto resolve = [&](int32_t boundary, const Hash128& hash, NodeId known) {
+        const NodeId node = known != kNoNode ? known : add_node(hash, walk, boundary);
         ++nodes_[node].references;
         path.push_back({node, boundary, previous});
         previous = boundary;
         return node;
+    };
+    visit_scopes(scope, origin, walk, boundaries, resolve, [&](const Hash128& hash, NodeId known) {
+        return known != kNoNode ? known : add_seam(hash, walk, scope);
     });
     return path;
 }
@@ -84,14 +109,16 @@ std::vector<NodeId> PrefixTable::find(const PrefixScope& scope, const PromptView
     const Origin& origin = origin_of(scope);
     const NodeId root = find_root(origin);
     if (root == kNoNode) return std::vector<NodeId>(boundaries.size(), kNoNode);
-    PrefixHasher hasher = origin.hasher;
     std::vector<NodeId> found;
     found.reserve(boundaries.size());
-    Walk state{prompt, root, root};
-    visit(hasher, state, boundaries, [&](int32_t, const Hash128&, NodeId known) {
+    Walk walk{prompt, root, root};
+    const auto resolve = [&](int32_t, const Hash128&, NodeId known) {
         found.push_back(known);
         return known;
-    });
+    };
+    visit_scopes(scope, origin, walk, boundaries, resolve,
+                 [](const Hash128&, NodeId known) { return known; });
+    found.resize(boundaries.size(), kNoNode);
     return found;
 }
 
@@ -105,7 +132,7 @@ void PrefixTable::release(NodeId node) {
 
 std::vector<Symbol> PrefixTable::symbols_of(NodeId node) const {
     std::vector<NodeId> path;
-    for (; nodes_[node].parent != kNoNode; node = nodes_[node].parent) path.push_back(node);
+    for (; node != kNoNode; node = nodes_[node].parent) path.push_back(node);
     std::vector<Symbol> symbols;
     for (size_t i = path.size(); i-- > 0;) {
         const Node& part = nodes_[path[i]];
@@ -115,15 +142,22 @@ std::vector<Symbol> PrefixTable::symbols_of(NodeId node) const {
 }
 
 PrefixScope PrefixTable::scope_of(NodeId node) const {
-    while (nodes_[node].parent != kNoNode) node = nodes_[node].parent;
+    while (!nodes_[node].is_scope()) node = nodes_[node].parent;
+    return stored_scope(node);
+}
+
+PrefixScope PrefixTable::stored_scope(NodeId node) const {
     PrefixScope scope;
     std::memcpy(&scope, nodes_[node].near.data(), sizeof(scope));
     return scope;
 }
 
+// Where the prompts of a scope begin.
 const PrefixTable::Origin& PrefixTable::origin_of(const PrefixScope& scope) const {
-    if (scope != origin_.scope) {
-        origin_ = {scope, PrefixHasher(key_, scope), {}};
+    PrefixScope first = scope;
+    if (scope.public_len > 0) first = scope.public_part();
+    if (first != origin_.scope) {
+        origin_ = {first, PrefixHasher(key_, first), {}};
         origin_.hash = digest(origin_.hasher);
     }
     return origin_;
@@ -136,7 +170,19 @@ Hash128 PrefixTable::digest(const PrefixHasher& hasher) const {
 NodeId PrefixTable::find_root(const Origin& origin) const {
     return by_hash_.find(bucket_hash(origin.hash.low), [&](NodeId id) {
         if (!nodes_[id].has_hash(origin.hash)) return false;
-        const bool is_same = nodes_[id].parent == kNoNode && scope_of(id) == origin.scope;
+        const bool is_same = nodes_[id].parent == kNoNode && stored_scope(id) == origin.scope;
+        if (!is_same) ++num_collisions_;
+        return is_same;
+    });
+}
+
+// Behind the deepest node, which is at the end of the published text.
+NodeId PrefixTable::find_seam(const Hash128& hash, const Walk& walk, const PrefixScope& scope) const {
+    return by_hash_.find(bucket_hash(hash.low), [&](NodeId id) {
+        const Node& node = nodes_[id];
+        if (!node.has_hash(hash)) return false;
+        const bool is_same = node.is_scope() && node.parent == walk.deepest &&
+                             (stored_scope(id) == scope || mutant("seam_ignored"));
         if (!is_same) ++num_collisions_;
         return is_same;
     });
@@ -155,9 +201,9 @@ NodeId PrefixTable::find_node(const Hash128& hash, const Walk& walk, int32_t len
 
 // The comparison ends where the node's path meets one that has been compared already.
 bool PrefixTable::has_content(NodeId id, const Walk& walk) const {
-    while (id != walk.deepest && id != walk.root) {
+    while (id != walk.deepest && id != walk.scope) {
         const Node& node = nodes_[id];
-        if (node.parent == kNoNode) return false;  // another scope
+        if (node.is_scope()) return false;  // another one
         if (!equals_packed(walk.prompt, static_cast<size_t>(node.begin()), static_cast<size_t>(node.length),
                            node.width, node.segment())) {
             return false;
@@ -171,6 +217,16 @@ NodeId PrefixTable::add_root(const Origin& origin) {
     static_assert(sizeof(PrefixScope) <= kNearBytes);
     const NodeId id = link(origin.hash);
     std::memcpy(nodes_[id].near.data(), &origin.scope, sizeof(origin.scope));
+    return id;
+}
+
+NodeId PrefixTable::add_seam(const Hash128& hash, const Walk& walk, const PrefixScope& scope) {
+    const NodeId id = link(hash);
+    Node& node = nodes_[id];
+    ++nodes_[walk.deepest].references;
+    node.parent = walk.deepest;
+    node.length = nodes_[walk.deepest].length;
+    std::memcpy(node.near.data(), &scope, sizeof(scope));
     return id;
 }
 
@@ -230,8 +286,13 @@ void PrefixTable::check_node(NodeId id) const {
     const NodeId found =
         by_hash_.find(bucket_hash(node.hash_low), [&](NodeId candidate) { return candidate == id; });
     const bool is_sound = node.references > 0 && found == id && node.begin() == parent_length &&
-                          (is_root || nodes_.contains(node.parent)) && is_root == (node.length == 0);
-    if (!is_sound) throw std::logic_error(concat("prefix node ", id, " is corrupt"));
+                          (is_root || nodes_.contains(node.parent)) && is_root == (node.length == 0) &&
+                          (!is_root || node.is_scope());
+    const bool is_seam = node.is_scope() && !is_root;
+    const PrefixScope outside = is_seam ? scope_of(node.parent) : PrefixScope{};
+    const bool is_inside =
+        !is_seam || (outside == stored_scope(id).public_part() && stored_scope(id).public_len == node.length);
+    if (!is_sound || !is_inside) throw std::logic_error(concat("prefix node ", id, " is corrupt"));
 }
 
 }  // namespace parrot::scheduler

@@ -34,6 +34,12 @@ using Path = std::vector<PathEntry>;
 //   [ scope ] <- [ segment ] <- [ segment ]      the root of every path is a node of its scope, of length 0;
 //                            <- [ segment ]      a node's tokens are the segments from there to it
 //
+// A prompt that begins with published text has two scopes. The public one is the root; the domain's is a node
+// without tokens, the *seam*, where the published text ends:
+//
+//   [ public ] <- [ segment ] <- [ seam: domain 1 ] <- [ segment ]
+//                             <- [ seam: domain 2 ] <- [ segment ]
+//
 // A node lives while references (one per path that holds it, one per child) remain, and no longer. It takes
 // 64 bytes, about 18 in the hash table, and for a segment of more than 32 bytes a block of that size.
 //
@@ -48,7 +54,8 @@ class PrefixTable {
     PrefixTable& operator=(const PrefixTable&) = delete;
     ~PrefixTable();
 
-    // The node of every boundary, made where missing; takes one reference on each.
+    // The node of every boundary, made where missing; takes one reference on each. A seam is at a boundary
+    // (require_seam).
     Path acquire(const PrefixScope& scope, const PromptView& prompt, std::span<const int32_t> boundaries);
 
     // The node of every boundary, kNoNode where nobody has it.
@@ -72,6 +79,7 @@ class PrefixTable {
     }
 
     std::vector<Symbol> symbols_of(NodeId node) const;
+    // Of the last token of a node's prefix.
     PrefixScope scope_of(NodeId node) const;
 
     // Every NodeId is below this; ids of released nodes are used again, the lowest first.
@@ -98,13 +106,14 @@ class PrefixTable {
         uint32_t count : 28 = 0;  // symbols of the segment
         uint32_t width : 4 = 0;   // bytes of one
         union {
-            std::array<uint8_t, kNearBytes> near{};  // a short segment, or the scope of a root
+            std::array<uint8_t, kNearBytes> near{};  // a short segment, or the scope of a root or seam
             SegmentArena::Block far;
         };
 
         bool has_hash(const Hash128& hash) const {
             return hash_low == hash.low && hash_high == static_cast<uint32_t>(hash.high);
         }
+        bool is_scope() const { return count == 0; }  // a root or a seam
         size_t num_bytes() const { return size_t{count} * width; }
         bool is_far() const { return num_bytes() > kNearBytes; }
         const uint8_t* segment() const { return is_far() ? far.bytes : near.data(); }
@@ -122,8 +131,9 @@ class PrefixTable {
     // Where a walk along the boundaries of one prompt has come to.
     struct Walk {
         const PromptView& prompt;
-        NodeId root;     // of the prompt's scope
-        NodeId deepest;  // the longest node seen to hold a prefix of the prompt
+        NodeId scope;          // the root, or the seam once it is passed
+        NodeId deepest;        // the longest node seen to hold a prefix of the prompt
+        int32_t previous = 0;  // the last boundary
     };
 
     static uint32_t bucket_hash(uint64_t low) { return static_cast<uint32_t>(low); }
@@ -133,10 +143,16 @@ class PrefixTable {
     void fetch_ahead(std::span<const Hash128> hashes) const;
     const Origin& origin_of(const PrefixScope& scope) const;
     Hash128 digest(const PrefixHasher& hasher) const;
+    template <class Resolve, class ResolveSeam>
+    void visit_scopes(const PrefixScope& scope, const Origin& origin, Walk& walk,
+                      std::span<const int32_t> boundaries, Resolve resolve, ResolveSeam resolve_seam) const;
     NodeId find_root(const Origin& origin) const;
+    NodeId find_seam(const Hash128& hash, const Walk& walk, const PrefixScope& scope) const;
     NodeId find_node(const Hash128& hash, const Walk& walk, int32_t length) const;
     bool has_content(NodeId node, const Walk& walk) const;
     NodeId add_root(const Origin& origin);
+    NodeId add_seam(const Hash128& hash, const Walk& walk, const PrefixScope& scope);
+    PrefixScope stored_scope(NodeId node) const;
     NodeId add_node(const Hash128& hash, const Walk& walk, int32_t length);
     NodeId link(const Hash128& hash);
     void forget(NodeId node);

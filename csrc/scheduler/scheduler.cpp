@@ -57,6 +57,7 @@ void require_call(const CallSpec& spec, std::span<const int32_t> token_ids,
     require_within("max_new_tokens", spec.max_new_tokens, 0, kMaxCallTokens);
     require_within("len(token_ids)", static_cast<int64_t>(token_ids.size()), 0, kMaxCallTokens);
     require_prompt(token_ids, boundaries);
+    require_public_len(spec.scope.public_len, token_ids, boundaries);
 }
 
 }  // namespace
@@ -190,6 +191,7 @@ void Scheduler::add_context(EngineId engine_id, ContextId context_id, const Pref
                             std::span<const int32_t> token_ids, std::span<const int32_t> boundaries) {
     require_at_least("context_id", context_id, 1);
     require_prompt(token_ids, boundaries);
+    require_public_len(scope.public_len, token_ids, boundaries);
     Engine& holder = engine(engine_id);
     if (fleet_.has_context(context_id)) {
         throw std::invalid_argument("context_id = " + std::to_string(context_id) + " is there already");

@@ -27,15 +27,23 @@ class ContextTree:
     *held* (a running call: its blocks stay) or *cached* (its blocks may be evicted, from the leaves, the
     least valuable first: see :meth:`set_uses`). Tokens are matched by content, only within one isolation
     domain, and only once their KV is computed (committed).
+
+    Domain 0 is the public one: text that the operator published. A prompt whose first ``public_len`` tokens
+    are published has those in the public domain, where the prompts of all domains find them, and the rest in
+    its own.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None: ...
-    def open(self, context_id: int, domain: int, token_ids: I32, max_prefix: int) -> int:
-        """Create a held context on the longest committed prefix of ``token_ids[:max_prefix]`` in ``domain``;
-        return its length. Takes no block. ``context_id`` must be new. ``token_ids`` may be empty."""
+    def open(
+        self, context_id: int, domain: int, token_ids: I32, max_prefix: int, public_len: int = 0
+    ) -> int:
+        """Create a held context on the longest committed prefix of ``token_ids[:max_prefix]``, of which
+        ``[0, public_len)`` is in the public domain and the rest in ``domain``; return its length. Takes no
+        block. ``context_id`` must be new. ``token_ids`` may be empty."""
     def fork(self, context_id: int, parent_context_id: int, length: int) -> None:
-        """Create a held context on the first ``length`` committed tokens of another, at any offset."""
-    def pending_prefix(self, domain: int, token_ids: I32) -> int:
+        """Create a held context on the first ``length`` committed tokens of another, at any offset. All
+        that is appended to it belongs to the domain of its parent."""
+    def pending_prefix(self, domain: int, token_ids: I32, public_len: int = 0) -> int:
         """Longest prefix that is in the tree already, counting tokens that are reserved but not committed:
         a caller may wait for them instead of computing them twice."""
     def reserve(self, context_ids: I64, counts: I32, token_ids: I32, slots: I32) -> I32:
@@ -44,13 +52,15 @@ class ContextTree:
         ``token_ids`` [sum(counts)] are concatenated; ``slots`` [sum(counts)] receives block * block_size +
         offset of each token. Returns copies [n, 3]: (source block, destination block, slots to copy from
         offset 0), to be carried out before the step writes. Evicts cached blocks when free ones run out;
-        raises OutOfBlocks when that is not enough. A context may have one open reservation."""
+        raises OutOfBlocks when that is not enough. A context may have one open reservation. One that goes
+        over the end of the published text is a ValueError: that is two, with a commit between."""
     def commit(self, context_ids: I64) -> None:
         """The reserved tokens of these contexts now have their KV: they can be matched and forked."""
     def rollback(self, context_ids: I64) -> None:
         """Undo open reservations (a failed step)."""
     def truncate(self, context_id: int, length: int) -> None:
-        """Shorten a held context to ``length`` committed tokens (a cut stop string)."""
+        """Shorten a held context to ``length`` committed tokens (a cut stop string). What is appended behind
+        a cut in published text belongs to the context's domain."""
     def lengths(self, context_ids: I64, out: I32) -> None:
         """Length of each context with its open reservation, into ``out`` [n]."""
     def num_distinct_tokens(self, context_ids: I64) -> int:
@@ -223,7 +233,9 @@ class PrefixIndex:
 
     Every boundary of a prompt is a key: a keyed 128-bit hash over (model, adapter, domain, ids). Content is
     compared on a hit, so that a collision never yields a wrong match. Prefixes of another ``model``,
-    ``adapter`` or ``domain`` never match.
+    ``adapter`` or ``domain`` never match, except for published text: boundaries up to ``public_len``, which
+    is 0 or one of them, are in the public domain 0 whatever the ``domain``, and the ones behind it match only
+    those of the same domain and the same ``public_len``.
 
     ``token_ids`` [n] are ids >= 0; ``boundaries`` [m] are prefix lengths, ascending, 0 < b <= n. A *call* may
     wait for variables that have no value yet: in place of an id, ``-1 - i`` stands for ``variables[i]`` and is
@@ -244,6 +256,7 @@ class PrefixIndex:
         variables: Sequence[int] = (),
         model: int = 0,
         adapter: int = 0,
+        public_len: int = 0,
     ) -> None:
         """Register a queued call at every boundary, until ``remove_call``. ValueError if it is there."""
     def add_context(
@@ -255,6 +268,7 @@ class PrefixIndex:
         *,
         model: int = 0,
         adapter: int = 0,
+        public_len: int = 0,
     ) -> None:
         """Register what an engine's context holds, until ``remove_context``. ValueError if it is there."""
     def remove_call(self, call_id: int) -> None:
@@ -276,6 +290,7 @@ class PrefixIndex:
         variables: Sequence[int] = (),
         model: int = 0,
         adapter: int = 0,
+        public_len: int = 0,
         max_owners: int = 16,
     ) -> list[tuple[int, list[int], list[int]]]:
         """(boundary, call ids, context ids), the longest boundary first: who shares how much of a prompt.
@@ -361,14 +376,16 @@ class Scheduler:
         tenant: int | None = None,
         start_by_us: int | None = None,
         per_token_us: float = 0.0,
+        public_len: int = 0,
     ) -> None:
         """Queue a ready call; it goes to an engine of its ``model`` only, and shares prefixes with calls of
-        its ``model``, ``adapter`` and ``domain``. ``tenant`` (its domain when not given) is who it is
-        accounted to. ``group_id`` < 0: none. ``depth``: longest path to the annotated variable, so that the
-        deepest goes first within an application. ``boundaries``: prefix lengths that no later text can
-        change, ascending. ``start_by_us``: the latest start that keeps a target in time; ``per_token_us``:
-        what a token of a latency-bound call may take, 0 if it has not said. Raises :class:`QueueFull`, and
-        nothing is changed."""
+        its ``model``, ``adapter`` and ``domain``, and those up to ``public_len``, which is 0 or one of the
+        boundaries, with calls of any domain (see :class:`PrefixIndex`). ``tenant`` (its domain when not
+        given) is who it is accounted to. ``group_id`` < 0: none. ``depth``: longest path to the annotated
+        variable, so that the deepest goes first within an application. ``boundaries``: prefix lengths that
+        no later text can change, ascending. ``start_by_us``: the latest start that keeps a target in time;
+        ``per_token_us``: what a token of a latency-bound call may take, 0 if it has not said. Raises
+        :class:`QueueFull`, and nothing is changed."""
     def set_tenant_weight(self, tenant: int, weight: float) -> None:
         """The tenant's share of the work placed while several have calls queued, 1 unless told;
         1e-6 to 1e6."""
@@ -399,6 +416,7 @@ class Scheduler:
         boundaries: I32,
         model: int = 0,
         adapter: int = 0,
+        public_len: int = 0,
     ) -> None:
         """The engine computes these ids ahead of the calls that begin with them: it has what lies before the
         boundaries, or is about to. ``context_id`` > 0, not one that is there already."""
@@ -417,6 +435,7 @@ class Scheduler:
         max_new_tokens: int,
         model: int = 0,
         adapter: int = 0,
+        public_len: int = 0,
     ) -> list[Candidate]:
         """Where a call that is not there would be best off: the best 16 engines, best first. Changes
         nothing."""
