@@ -145,7 +145,8 @@ void bind_verbs(py::class_<ContextTree>& tree) {
             },
             py::arg("context_ids"), py::arg("prefix_lengths"), py::arg("remaining_uses"),
             py::arg("steps_to_next_use"))
-        .def("clear_cache", &ContextTree::clear_cache);
+        .def("clear_cache", &ContextTree::clear_cache)
+        .def("reset", &ContextTree::reset);
 }
 
 void bind_views(py::class_<ContextTree>& tree) {

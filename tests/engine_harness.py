@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from parrot.wire import (
 )
 
 MAX_STEPS = 5000
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 @dataclass
@@ -81,6 +83,7 @@ class Harness:
             max_batch_tokens=max_batch_tokens,
             cost_model=cost_model,
         )
+        _engines.add(self.engine)
         self.results: dict[int, Result] = defaultdict(Result)
         self.evicted: list[tuple[int, int]] = []
         self.log: list[object] = []
@@ -164,6 +167,17 @@ class Harness:
     def generate(self, prompt: Sequence[int], **options: object) -> Result:
         """One call, run to its end."""
         return self.run(self.submit(prompt, **options))[0]  # type: ignore[arg-type]
+
+
+def check_pools() -> None:
+    """Of every engine that a test has made: all blocks are free, evictable or held, and none is held for a
+    call that is not there."""
+    while _engines:
+        engine = _engines.pop()
+        tree = engine.tree
+        tree.check_invariants()
+        assert tree.num_free_blocks + tree.num_evictable_blocks + tree.num_held_blocks == tree.num_blocks
+        assert engine.has_work or tree.num_held_blocks == 0
 
 
 def load(directory: Path) -> tuple[DecoderModel, Tokenizer]:

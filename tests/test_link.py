@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from parrot import wire
-from parrot.engine.link import Link, LinkConfig, ManagerChanged, Stop
+from parrot.engine.link import Drain, Link, LinkConfig, ManagerChanged, Stop
 from parrot.errors import ConfigError
 
 COST = wire.CostModel(1.0, 1.0, 1.0, 1.0, 160, 10)
@@ -96,6 +96,79 @@ def test_closing_without_a_peer_takes_under_two_seconds() -> None:
     started = time.monotonic()
     link.close("nobody is there")
     assert time.monotonic() - started < 2
+
+
+def next_beat(router: zmq.Socket[bytes]) -> wire.Heartbeat:
+    while not isinstance(message := receive(router)[1], wire.Heartbeat):
+        pass
+    return message
+
+
+def test_frames_of_the_manager_are_counted_from_the_moment_of_joining(router: zmq.Socket[bytes]) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    identity, _ = receive(router)
+    ping(router, identity)
+    assert link.events.get(timeout=5) == ManagerChanged("m1")
+    abort = wire.encode(wire.Abort(()))
+    for _ in range(2):
+        router.send_multipart([identity, abort])
+    link.send(wire.StepReplies("epoch", (), STATS, "m1", 7))
+    router.send_multipart([identity, wire.encode(wire.Ping("m1", num_frames=2))])
+    while (beat := next_beat(router)).sequence != 7:
+        pass
+    assert beat.num_missing == 0
+    router.send_multipart([identity, wire.encode(wire.Ping("m1", num_frames=5))])
+    while (beat := next_beat(router)).num_missing == 0:
+        pass
+    assert beat.num_missing == 3
+    ping(router, identity, "m2")
+    while not isinstance(message := receive(router)[1], wire.Register):
+        pass
+    assert message.sequence == 7
+    assert next_beat(router).num_missing == 0
+    link.close("done")
+
+
+def test_heartbeats_say_how_long_the_present_turn_has_lasted(
+    router: zmq.Socket[bytes], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    address = router.getsockopt_string(zmq.LAST_ENDPOINT)
+    link = Link(LinkConfig(address, 0.05, 30.0, stall_after_s=0.3), REGISTER, STATS)
+    link.start()
+    identity, _ = receive(router)
+    ping(router, identity)
+    assert next_beat(router).stats.turn_us == 0
+    link.begin_turn()
+    while next_beat(router).stats.turn_us < 800_000:
+        pass
+    assert sum("present turn has lasted" in record.message for record in caplog.records) == 1
+    stacks = capfd.readouterr().err
+    assert "test_heartbeats_say_how_long" in stacks  # where the loop, this thread, stands
+    link.begin_turn(waits=True)
+    while next_beat(router).stats.turn_us > 0:
+        pass
+    link.close("done")
+
+
+def test_a_drain_is_asked_for_once_and_the_second_time_it_is_a_stop(router: zmq.Socket[bytes]) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    link.drain("SIGTERM")
+    assert link.events.get(timeout=5) == Drain("SIGTERM")
+    link.drain("SIGTERM")
+    assert isinstance(link.events.get(timeout=5), Stop)
+    link.close("done")
+
+
+def test_a_drain_that_takes_longer_than_its_grace_is_a_stop(router: zmq.Socket[bytes]) -> None:
+    address = router.getsockopt_string(zmq.LAST_ENDPOINT)
+    link = Link(LinkConfig(address, 0.05, 30.0, drain_grace_s=0.2), REGISTER, STATS)
+    link.start()
+    link.drain("SIGTERM")
+    assert isinstance(link.events.get(timeout=5), Drain)
+    stop = link.events.get(timeout=5)
+    assert isinstance(stop, Stop)
+    assert "0.2 s" in stop.reason
+    link.close("done")
 
 
 def test_a_silent_manager_stops_the_loop_once(router: zmq.Socket[bytes]) -> None:

@@ -251,6 +251,12 @@ std::vector<std::pair<std::int64_t, std::int32_t>> ContextTree::take_evicted() {
     return evicted;
 }
 
+void ContextTree::reset() {
+    contexts_.clear();
+    batch_.clear();
+    tree_ = PrefixTree(tree_.num_blocks(), tree_.block_size());
+}
+
 const Context& ContextTree::known(const char* argument, std::int64_t context_id) const {
     const auto found = contexts_.find(context_id);
     if (found == contexts_.end())

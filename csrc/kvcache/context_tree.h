@@ -59,6 +59,8 @@ class ContextTree {
 
     std::vector<std::pair<std::int64_t, std::int32_t>> take_evicted();
     void clear_cache() { tree_.evict_all(); }
+    /// Forgets all contexts, whatever state they are in; only counters stay.
+    void reset();
     void check_invariants() const { tree_.check_invariants(contexts_.size()); }
 
     const PrefixTree& tree() const { return tree_; }

@@ -85,6 +85,8 @@ class ContextTree:
         """(context_id, remaining committed length) of contexts that lost tokens since the last call."""
     def clear_cache(self) -> None:
         """Evict everything that no held context needs."""
+    def reset(self) -> None:
+        """Forget all contexts, also when an invariant is broken: every block is free again."""
     def tokens(self, context_id: int) -> I32:
         """The committed tokens of a context (for tests and debugging)."""
     def check_invariants(self) -> None:

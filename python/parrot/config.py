@@ -50,6 +50,8 @@ class EngineConfig:
     parent_pid: int | None = None  # end with this process, which must be the parent
     simulate: Path | None = None  # a cost model (engine/cost_file.py) whose time steps take, without a model
     write_cost: Path | None = None  # where the cost model is stored once it is known
+    drain_grace_s: float = 20.0  # what running calls have to finish after SIGTERM
+    stall_after_s: float = 30.0  # calls without a step for so long are reported
 
     def __post_init__(self) -> None:
         check_range("block_size", self.block_size, 16, 16)
@@ -59,6 +61,8 @@ class EngineConfig:
         check_range("max_batch_tokens", self.max_batch_tokens, 16, 65536)
         check_range("heartbeat_s", self.heartbeat_s, 0.05, 60)
         check_range("manager_timeout_s", self.manager_timeout_s, 1, 3600)
+        check_range("drain_grace_s", self.drain_grace_s, 0, 86400)
+        check_range("stall_after_s", self.stall_after_s, 0.1, 86400)
         if self.num_threads is not None:
             check_range("num_threads", self.num_threads, 1, 1024)
         if self.dtype not in ("float32", "bfloat16", "float16"):
@@ -102,6 +106,8 @@ class ManagerConfig:
     session_idle_s: float = 600.0
     heartbeat_s: float = 1.0
     lost_after_s: float = 5.0
+    stall_after_s: float = 30.0  # calls without a step for so long run elsewhere, and /ready says so
+    drain_grace_s: float = 20.0  # what running calls have to finish after SIGTERM
     max_retries: int = 2
     max_calls_per_submit: int = 4096
     max_body_bytes: int = 32 * 2**20
@@ -121,6 +127,8 @@ class ManagerConfig:
         check_range("session_idle_s", self.session_idle_s, 0.1, 7 * 86400)
         check_range("heartbeat_s", self.heartbeat_s, 0.05, 60)
         check_range("lost_after_s", self.lost_after_s, 2 * self.heartbeat_s, 3600)
+        check_range("stall_after_s", self.stall_after_s, 0.1, 86400)
+        check_range("drain_grace_s", self.drain_grace_s, 0, 86400)
         check_range("max_retries", self.max_retries, 0, 100)
         check_range("max_queued_calls", self.max_queued_calls, 1, 2**31 - 1)
         check_range("default_max_tokens", self.default_max_tokens, 1, 2**20)

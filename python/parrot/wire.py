@@ -153,9 +153,12 @@ class ReportContexts(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Manager's heartbeat, every second; an engine that hears none for its timeout ends itself."""
+    """Manager's heartbeat, every second; an engine that hears none for its timeout ends itself.
+    ``num_frames``: what else the manager has sent since the engine joined it, so that the engine can tell
+    whether a message was lost on the way."""
 
     manager_id: str
+    num_frames: int = 0
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -214,6 +217,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     dropped_messages: int
     early_fills: int  # prefixes that were computed ahead of their calls to the end
     early_fill_tokens: int  # of prefill_tokens, those computed for early fills
+    expected_us: int = 0  # what the cost model that it registered says of the steps in busy_us
+    calls_ended: int = 0
+    turn_us: int = 0  # how long the loop's present turn has lasted; 0: it waits for work
+    pool_breaches: int = 0  # how often the KV cache broke its invariant and was made anew
 
 
 class Register(msgspec.Struct, frozen=True, tag=True):
@@ -227,14 +234,17 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     model: ModelInfo
     cost_model: CostModel
     max_batch_size: int
+    sequence: int = 0  # of the last StepReplies before it
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """Sent every heartbeat, also while a long step runs. ``sequence``: of the last StepReplies before it."""
+    """Sent every heartbeat, also while a long step runs. ``sequence``: of the last StepReplies before it.
+    ``num_missing``: frames of the manager, since the engine joined it, that never came."""
 
     epoch: str
     stats: EngineStats
     sequence: int = 0
+    num_missing: int = 0
 
 
 class FillDone(msgspec.Struct, frozen=True, tag=True):
@@ -337,6 +347,13 @@ class StepReplies(msgspec.Struct, frozen=True, tag=True):
     sequence: int = 0
 
 
+class Draining(msgspec.Struct, frozen=True, tag=True):
+    """The engine should be sent no more calls: it ends when those that it has are done."""
+
+    epoch: str
+    reason: str
+
+
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
     """The engine ends; calls it still has will get no reply."""
 
@@ -344,7 +361,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromEngine = Register | Heartbeat | StepReplies | Goodbye
+FromEngine = Register | Heartbeat | StepReplies | Draining | Goodbye
 
 
 def max_cached_contexts(num_blocks: int) -> int:

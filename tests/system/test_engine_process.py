@@ -267,6 +267,30 @@ def test_shutdown_ends_it_in_the_middle_of_a_call(manager: Manager, start: Start
     assert process.wait(timeout=5) == 0
 
 
+def test_sigterm_lets_it_finish_what_it_has_and_a_second_one_does_not(
+    manager: Manager, start: StartEngine
+) -> None:
+    process = start()
+    manager.accept()
+    call_id = manager.dispatch([5, 6, 7], max_tokens=300)
+    manager.wait_for(wire.StepReplies)
+    process.send_signal(signal.SIGTERM)
+    assert isinstance(manager.wait_for(wire.Draining), wire.Draining)
+    assert isinstance(manager.replies_of(call_id)[-1], wire.CallDone)
+    manager.wait_for(wire.Goodbye)
+    assert process.wait(timeout=5) == 0
+
+    impatient = start()
+    manager.accept()
+    manager.dispatch([5, 6, 7], max_tokens=2000)
+    manager.wait_for(wire.StepReplies)
+    impatient.send_signal(signal.SIGTERM)
+    manager.wait_for(wire.Draining)
+    impatient.send_signal(signal.SIGTERM)
+    manager.wait_for(wire.Goodbye, timeout_s=1)
+    assert impatient.wait(timeout=5) == 0
+
+
 def test_it_does_not_outlive_a_parent_that_is_killed(manager: Manager, tiny_model: Path) -> None:
     options = arguments(manager, tiny_model)
     command = [sys.executable, "-c", PARENT, ENGINE, options]

@@ -4,7 +4,7 @@ prefix."""
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from .._core import ContextTree
@@ -68,6 +68,13 @@ class WaitingQueue:
     def add(self, call: EngineCall) -> None:
         """Queue a call, new or preempted, where its application's arrival puts it."""
         insort(self._calls, call, key=attrgetter("order"))
+
+    def start_anew(self, running: Iterable[EngineCall]) -> None:
+        """The tree was reset: these calls wait too, and nothing is there of any call."""
+        for call in running:
+            self.add(call)
+        for call in self._calls:
+            call.has_context, call.num_computed = False, 0
 
     def remove(self, call_id: CallId) -> None:
         """Drop a call if it is here."""

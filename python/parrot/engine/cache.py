@@ -38,6 +38,12 @@ class CachedContexts:
         """Forget all."""
         self.free(list(self._contexts))
 
+    def start_anew(self) -> ContextsEvicted | None:
+        """The tree was reset: all are gone."""
+        gone = tuple(self._contexts)
+        self._contexts.clear()
+        return ContextsEvicted(gone, (0,) * len(gone)) if gone else None
+
     def take_evicted(self) -> ContextsEvicted | None:
         """Those that lost tokens since the last time, or are the oldest of too many; what has nothing left
         is forgotten."""

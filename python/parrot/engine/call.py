@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import InvalidRequest
+from ..errors import EngineError, InvalidRequest
 from ..wire import (
     ContextId,
     Dispatch,
@@ -139,6 +139,15 @@ class EngineCall:
         self.num_fill_ids = sum(map(len, self._fill_ids.values()))
         self.max_generated = sum(sampling.max_tokens for sampling in self._samplings.values())
         self.ids = IdBuffer(self.num_fill_ids + min(self.max_generated, 4096))
+
+    def check_not_empty(self) -> None:
+        """Raise :class:`EngineError` if it would generate onto an empty context."""
+        if self.output is not None and len(self.ids) == 0:
+            raise EngineError(f"call {self.call_id} would generate onto an empty context; fill it first")
+
+    def __str__(self) -> str:
+        """For logs."""
+        return f"{self.call_id} ({self.num_computed} of {len(self.ids)} tokens)"
 
     @property
     def num_remaining(self) -> int:
@@ -321,3 +330,8 @@ def _fill_ids(fill: Fill) -> Ids:
         return unpack_ids(fill.token_ids)
     except WireError as error:
         raise InvalidRequest(error.message, param="token_ids") from None
+
+
+def engine_error(error: Exception) -> EngineError:
+    """What a call ends with when the engine failed under it."""
+    return EngineError(f"the engine failed while it ran the call: {type(error).__name__}: {error}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from ..wire import CostModel
 from .admission import num_blocks_for
 from .batch import BLOCK_SIZE, StepBatch
-from .runner import ModelRunner
+from .runner import ModelRunner, Work
 
 F64 = npt.NDArray[np.float64]
 BUDGET_S = 2.0  # for measuring at start
@@ -61,6 +61,19 @@ def calibrate(
         per_kv_token_us=per_kv,
         capacity_tokens=runner.num_blocks * BLOCK_SIZE,
         num_blocks=runner.num_blocks,
+    )
+
+
+def expected_us(cost: CostModel, work: Sequence[Work]) -> float:
+    """What a step takes by the cost model, in microseconds; a prefix that several calls share counts for
+    each of them, so that a step that reads it once is expected to take longer than it does."""
+    prefill = sum(w.count for w in work if w.count > 1)
+    kv_tokens = sum(w.call.num_computed + w.count for w in work)
+    return (
+        cost.base_us
+        + cost.per_sequence_us * len(work)
+        + cost.per_prefill_token_us * prefill
+        + cost.per_kv_token_us * kv_tokens
     )
 
 

@@ -70,6 +70,13 @@ class EarlyFills:
         """All of it is computed and cached under its context's name."""
         self._done[call.context_id] = num_blocks_for(len(call.ids))
 
+    def start_anew(self) -> None:
+        """The tree was reset: nothing is there of any of them."""
+        self._held.clear()
+        self._done.clear()
+        for call in self._calls:
+            call.has_context, call.num_computed = False, 0
+
     def choose(
         self, work: Sequence[Work], waiting: WaitingQueue, running: Sequence[EngineCall], max_pieces: int
     ) -> list[Work]:

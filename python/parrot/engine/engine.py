@@ -34,14 +34,16 @@ from ..wire import (
 from .admission import WaitingQueue, check_fits, num_blocks_for, too_long
 from .batch import BLOCK_SIZE
 from .cache import CachedContexts
-from .call import EngineCall, Output
+from .call import EngineCall, Output, engine_error
 from .compiling import CompileQueue
+from .cost_model import expected_us
 from .early_fill import EarlyFills
 from .grammar import Grammars, unpack_masks
 from .logprobs import log_batch
-from .runner import Reservation, Runner, Work, reserve, rows_to_log
+from .pool_guard import PoolGuard
+from .runner import Reservation, Runner, Work, choose_work, reserve, rows_to_log
 from .sampling import Sampler
-from .stats import Counters, now_us
+from .stats import Counters, collect, now_us
 from .uses import PendingUses
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,8 @@ class Engine:
         self._max_batch_size = max_batch_size
         self._max_batch_tokens = max_batch_tokens
         self._clock = clock  # microseconds
+        self._cost_model = cost_model  # what steps are compared with
+        self._pool_guard = PoolGuard(clock)
         self._grammars = Grammars(tokenizer, runner.vocab_size)
         self._compiling = CompileQueue(self._grammars)
         self._sampler = Sampler()
@@ -112,7 +116,7 @@ class Engine:
     def _enter(self, call: EngineCall) -> None:
         """The call can run as soon as there is room."""
         self.free_contexts(call.advance(self._tokenizer.decode, self._tokenizer.eos_ids))
-        _check_not_empty(call)
+        call.check_not_empty()
         self._waiting.add(call)
 
     def abort(self, call_ids: Iterable[CallId]) -> None:
@@ -138,28 +142,11 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and load now."""
-        tree, counters, native = self.tree, self.counters, self.tree.counters()
-        return EngineStats(
-            clock_us=self._clock(),
-            busy_us=counters.busy_us,
-            num_steps=counters.num_steps,
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            num_free_blocks=tree.num_free_blocks,
-            num_evictable_blocks=tree.num_evictable_blocks,
-            num_held_blocks=tree.num_held_blocks,
-            prefill_tokens=counters.prefill_tokens,
-            decode_tokens=counters.decode_tokens,
-            cached_tokens=counters.cached_tokens,
-            forks=native["forks"],
-            cow_copies=native["cow_copies"],
-            evicted_blocks=native["evicted_blocks"],
-            hinted_contexts=counters.hinted_contexts,
-            preemptions=counters.preemptions,
-            early_fills=counters.early_fills,
-            early_fill_tokens=counters.early_fill_tokens,
-            dropped_messages=counters.dropped_messages,
-        )
+        return collect(self.counters, self.tree, len(self._running), len(self._waiting), self._clock())
+
+    def describe_calls(self, limit: int) -> str:
+        """The first calls that are here, for a log."""
+        return f"{len(self._live)} calls: " + ", ".join([*map(str, self._live.values())][:limit])
 
     # --- one step ------------------------------------------------------------------------------------------
 
@@ -179,9 +166,9 @@ class Engine:
                 self._report_evictions()
             except Exception as error:
                 log.exception("a step failed outside the model; its calls are given up")
-                for call in list(self._live.values()):
-                    self._fail(call, _engine_error(error))
+                self._give_up(engine_error(error))
             self._early.let_go()
+            self._check_pool()
             self.counters.num_steps += 1
             self.counters.busy_us += self._clock() - started_us
         if self._report_is_due:
@@ -228,14 +215,7 @@ class Engine:
         return [], None
 
     def _choose(self) -> list[Work]:
-        """Every decode, then prefill chunks, the earliest application first, up to the token budget."""
-        budget = self._max_batch_tokens
-        work: list[Work] = []
-        for call in sorted(self._running, key=lambda call: call.num_remaining > 1):
-            count = min(call.num_remaining, budget)
-            if count > 0:
-                work.append(Work(call, count))
-                budget -= count
+        work = choose_work(self._running, self._max_batch_tokens)
         return work + self._early.choose(work, self._waiting, self._running, self._max_batch_size - len(work))
 
     def _compute(self, work: Sequence[Work], reservation: Reservation) -> None:
@@ -247,9 +227,11 @@ class Engine:
             log.exception("a step of %d calls failed", len(work))
             self.tree.rollback(reservation.context_ids)
             for w in work:
-                self._fail(w.call, _engine_error(error))
+                self._fail(w.call, engine_error(error))
             return
         self.tree.commit(reservation.context_ids)
+        if self._cost_model is not None:
+            self.counters.expected_us += expected_us(self._cost_model, work)
         for w, output in zip(work, outputs, strict=True):
             self._count(w)
             w.call.num_computed += w.count
@@ -302,7 +284,7 @@ class Engine:
         if call.num_computed < num_computed:
             self.tree.truncate(call.context_id, call.num_computed)
         try:
-            _check_not_empty(call)
+            call.check_not_empty()
         except EngineError as error:
             self._fail(call, error)
             return
@@ -337,6 +319,37 @@ class Engine:
             self.counters.prefill_tokens += work.count
             self.counters.early_fill_tokens += work.count if work.call in self._early else 0
 
+    # --- the KV cache breaks -------------------------------------------------------------------------------
+
+    def _check_pool(self) -> None:
+        try:
+            self._pool_guard.check(self.tree, is_idle=not self._live)
+        except EngineError as error:
+            self._renew_pool(error.message)
+
+    def _renew_pool(self, reason: str) -> None:
+        """A new, empty KV cache takes the place of a broken one; calls compute again what they had there."""
+        log.error("the KV cache is broken and made anew: %s; %s", reason, self.stats())
+        self.counters.pool_breaches += 1
+        self.tree.reset()
+        self._early.start_anew()
+        self._waiting.start_anew(self._running)
+        self._running.clear()
+        self.uses.clear()
+        lost = self._cached.start_anew()
+        if lost is not None:
+            self._replies.append(lost)
+
+    def _give_up(self, error: EngineError) -> None:
+        """Fail every call, also when the KV cache is what failed."""
+        try:
+            for call in list(self._live.values()):
+                self._fail(call, error)
+        except Exception as second:
+            self._renew_pool(f"{type(second).__name__}: {second}")
+            for call in list(self._live.values()):
+                self._fail(call, error)
+
     # --- calls that leave ----------------------------------------------------------------------------------
 
     def _preempt(self, call: EngineCall) -> None:
@@ -367,6 +380,7 @@ class Engine:
 
     def _forget(self, call: EngineCall) -> None:
         del self._live[call.call_id]
+        self.counters.calls_ended += 1
         call.has_context = False
         if call in self._running:
             self._running.remove(call)
@@ -384,12 +398,3 @@ class Engine:
 
     def _encode_rest(self, text: str) -> Ids:
         return self._encoder.encode([Piece(text)], continues=True).token_ids
-
-
-def _check_not_empty(call: EngineCall) -> None:
-    if call.output is not None and len(call.ids) == 0:
-        raise EngineError(f"call {call.call_id} would generate onto an empty context; fill it first")
-
-
-def _engine_error(error: Exception) -> EngineError:
-    return EngineError(f"the engine failed while it ran the call: {type(error).__name__}: {error}")

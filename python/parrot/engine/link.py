@@ -6,9 +6,11 @@ step loop and replies to the socket. Loop and thread share two queues and an imm
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -41,6 +43,13 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """The loop is to end once the calls that it has are done."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ManagerChanged:
     """The first manager answers, or one that knows nothing of earlier calls and contexts has taken over."""
 
@@ -54,18 +63,22 @@ Event = (
     | wire.ContextUses
     | wire.ReportContexts
     | ManagerChanged
+    | Drain
     | Stop
 )
 
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """Where to connect, and when to give up. ``parent_pid`` None: the parent may end first."""
+    """Where to connect, and when to give up. ``parent_pid`` None: the parent may end first. A turn of the
+    loop that lasts ``stall_after_s`` is reported."""
 
     address: str
     heartbeat_s: float
     manager_timeout_s: float
     parent_pid: int | None = None
+    drain_grace_s: float = 20.0
+    stall_after_s: float = 30.0
 
 
 class Link:
@@ -80,6 +93,11 @@ class Link:
         self._stats = stats
         self._manager_id: str | None = None
         self._sequence = 0  # of the last StepReplies that the thread passed on
+        self._num_received = 0  # frames since the manager's id was heard, pings excluded
+        self._num_missing = 0
+        self._turn_since: float | None = None  # None: the loop waits for work
+        self._reported_turn: float | None = None
+        self._drain_deadline: float | None = None
         self._stop_deadline: float | None = None
         self._context = zmq.Context()
         self._outbox = self._context.socket(zmq.PUSH)
@@ -100,10 +118,23 @@ class Link:
         """The statistics that heartbeats carry from now on."""
         self._stats = stats
 
+    def begin_turn(self, *, waits: bool = False) -> None:
+        """The loop begins another turn, or, with ``waits``, waits for work; called by the loop alone."""
+        self._turn_since = None if waits else time.monotonic()
+
     def send(self, message: wire.FromEngine) -> None:
         """Queue a message; called by the loop alone."""
         sequence = message.sequence if isinstance(message, wire.StepReplies) else 0
         self._outbox.send_multipart([sequence.to_bytes(8, "little"), wire.encode(message)])
+
+    def drain(self, reason: str) -> None:
+        """Ask the loop to finish what it has and end, within ``drain_grace_s``; asked again, to end at once.
+        May be called from a signal handler."""
+        if self._drain_deadline is not None:
+            self.stop(f"{reason}, for the second time")
+            return
+        self._drain_deadline = time.monotonic() + self._config.drain_grace_s
+        self.events.put(Drain(reason))
 
     def stop(self, reason: str, exit_code: int = 0) -> None:
         """Ask the loop to end; the process ends within STOP_GRACE_S. May be called from a signal handler."""
@@ -173,6 +204,7 @@ class Link:
             _Timer(self._watch_manager, _POLL_S),
             _Timer(self._watch_parent, _POLL_S),
             _Timer(self._watch_stop, _POLL_S),
+            _Timer(self._watch_turn, _POLL_S),
         ]
 
     def _send_all(self) -> bool:
@@ -204,7 +236,9 @@ class Link:
     def _receive(self, message: wire.ToEngine) -> None:
         if isinstance(message, wire.Ping):
             self._ping(message)
-        elif isinstance(message, wire.Shutdown):
+            return
+        self._num_received += 1
+        if isinstance(message, wire.Shutdown):
             self.stop("the manager asked for it")
         else:
             self.events.put(message)
@@ -212,25 +246,35 @@ class Link:
     def _ping(self, ping: wire.Ping) -> None:
         self._last_ping = time.monotonic()
         if ping.manager_id == self._manager_id:
+            self._num_missing = max(self._num_missing, ping.num_frames - self._num_received)
             return
         if self._manager_id is not None:
             log.warning("another manager (%s) answers; running calls are dropped", ping.manager_id)
         self.events.put(ManagerChanged(ping.manager_id))
         self._manager_id = ping.manager_id
+        self._num_received = self._num_missing = 0
         self._send_register()
 
     def _send_register(self) -> None:
-        self._dealer.send(wire.encode(self._register), zmq.NOBLOCK)
+        register = msgspec.structs.replace(self._register, sequence=self._sequence)
+        self._dealer.send(wire.encode(register), zmq.NOBLOCK)
 
     def _register_again(self) -> None:
         if self._manager_id is None:
             self._send_register()
 
     def _heartbeat(self) -> None:
-        if self._manager_id is not None:
-            stats = msgspec.structs.replace(self._stats, clock_us=now_us(), dropped_messages=self.num_dropped)
-            heartbeat = wire.Heartbeat(self._register.epoch, stats, self._sequence)
-            self._dealer.send(wire.encode(heartbeat), zmq.NOBLOCK)
+        if self._manager_id is None:
+            return
+        since = self._turn_since
+        stats = msgspec.structs.replace(
+            self._stats,
+            clock_us=now_us(),
+            dropped_messages=self.num_dropped,
+            turn_us=0 if since is None else 1 + int((time.monotonic() - since) * 1e6),
+        )
+        beat = wire.Heartbeat(self._register.epoch, stats, self._sequence, self._num_missing)
+        self._dealer.send(wire.encode(beat), zmq.NOBLOCK)
 
     def _watch_manager(self) -> None:
         if time.monotonic() - self._last_ping > self._config.manager_timeout_s:
@@ -241,7 +285,20 @@ class Link:
         if self._config.parent_pid is not None and os.getppid() != self._config.parent_pid:
             self.stop("the parent process is gone", EXIT_MANAGER_SILENT)
 
+    def _watch_turn(self) -> None:
+        """Tell, once, where a loop stands whose turn does not end."""
+        since = self._turn_since
+        if since is None or since == self._reported_turn:
+            return
+        lasted_s = time.monotonic() - since
+        if lasted_s > self._config.stall_after_s:
+            self._reported_turn = since
+            log.error("the loop's present turn has lasted %.1f s; where each thread stands:", lasted_s)
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+
     def _watch_stop(self) -> None:
+        if self._drain_deadline is not None and time.monotonic() > self._drain_deadline:
+            self.stop(f"calls were left after {self._config.drain_grace_s:g} s")
         if self._stop_deadline is not None and time.monotonic() > self._stop_deadline:
             log.error("the step loop did not end within %g s; the process ends without it", STOP_GRACE_S)
             os._exit(1)

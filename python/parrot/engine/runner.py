@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,17 @@ class Work:
         """One id on top of a context whose output has begun."""
         output = self.call.output
         return self.count == 1 and output is not None and output.num_generated > 0
+
+
+def choose_work(running: Iterable[EngineCall], budget: int) -> list[Work]:
+    """Every decode, then prefill chunks, the earliest application first, up to so many tokens."""
+    work: list[Work] = []
+    for call in sorted(running, key=lambda call: call.num_remaining > 1):
+        count = min(call.num_remaining, budget)
+        if count > 0:
+            work.append(Work(call, count))
+            budget -= count
+    return work
 
 
 def rows_to_log(work: Sequence[Work]) -> tuple[list[int], list[LogprobLog], list[int]]:

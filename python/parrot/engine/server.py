@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from .. import wire
 from ..config import EngineConfig
 from ..errors import ConfigError, DuplicateRequest, SetupError
-from .link import EXIT_MANAGER_SILENT, Link, LinkConfig, ManagerChanged, Stop
+from .link import EXIT_MANAGER_SILENT, Drain, Link, LinkConfig, ManagerChanged, Stop
 from .process import num_physical_cores, set_passive_waits, signal_on_parent_death
+from .watchdog import StepWatchdog
 
 if TYPE_CHECKING:  # torch takes a second to import, and reads the environment when it does
     import torch
@@ -38,18 +39,27 @@ def run_engine(config: EngineConfig) -> None:
     set_passive_waits()
     engine, register = load_engine(config)
     link = Link(
-        LinkConfig(config.manager_address, config.heartbeat_s, config.manager_timeout_s, parent_pid),
+        LinkConfig(
+            config.manager_address,
+            config.heartbeat_s,
+            config.manager_timeout_s,
+            parent_pid,
+            config.drain_grace_s,
+            config.stall_after_s,
+        ),
         register,
         engine.stats(),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: link.stop(f"signal {signal.Signals(received).name}"))
+        signal.signal(number, lambda received, _frame: link.drain(f"signal {signal.Signals(received).name}"))
     if parent_pid is not None:
+        # Ctrl-C reaches every process of a terminal; the manager, which drains, still needs its engines.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal_on_parent_death(
             parent_pid, lambda: link.stop("the parent process is gone", EXIT_MANAGER_SILENT)
         )
     link.start()
-    stop = _serve(engine, link, register.epoch)
+    stop = _serve(engine, link, register.epoch, config.stall_after_s)
     log.info("engine %s ends: %s", config.name, stop.reason)
     link.close(stop.reason)
     if stop.exit_code:
@@ -177,33 +187,46 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _serve(engine: Engine, link: Link, epoch: str) -> Stop:
+def _serve(engine: Engine, link: Link, epoch: str, stall_after_s: float) -> Stop:
     """The step loop; between steps it takes in everything that has arrived, and sleeps when idle."""
     sequence = 0
+    watchdog = StepWatchdog(stall_after_s)
+    draining: Drain | None = None
     while True:
-        stop = _take_events(engine, link)
-        if stop is not None:
-            return stop
+        if draining is not None and not engine.has_work:
+            return Stop(draining.reason)
+        event = _take_events(engine, link)
+        if isinstance(event, Stop):
+            return event
+        if event is not None:
+            draining = event
+            log.info("draining: no more calls are taken")
+            link.send(wire.Draining(epoch, draining.reason))
+            continue
         replies = engine.step() if engine.has_work else []
         engine.counters.dropped_messages = link.num_dropped
         stats = engine.stats()
         link.publish(stats)
+        watchdog.stepped(engine, stats)
         if replies:
             sequence += 1
             link.send(wire.StepReplies(epoch, tuple(replies), stats, link.served_manager_id, sequence))
 
 
-def _take_events(engine: Engine, link: Link) -> Stop | None:
+def _take_events(engine: Engine, link: Link) -> Stop | Drain | None:
     """Handle all events that are here, or wait for one if there is nothing to compute."""
     wait = not engine.has_work
+    link.begin_turn(waits=wait)
     while True:
         try:
             event = link.events.get(block=wait)
         except queue.Empty:
             return None
-        wait = False
+        if wait:
+            wait = False
+            link.begin_turn()
         match event:
-            case Stop():
+            case Stop() | Drain():
                 return event
             case ManagerChanged():
                 engine.reset()
