@@ -14,6 +14,8 @@ from manager_harness import Manager, running_manager, until
 from parrot import api, errors, wire
 from parrot.api import SamplingBody
 from parrot.config import SchedulerConfig
+from parrot.manager.clock import now_us
+from parrot.manager.pace import Pace
 
 Scenario = Callable[[Manager], Awaitable[None]]
 
@@ -353,6 +355,40 @@ def test_labels_reach_the_calls_that_are_queued_already(tiny_model: Path) -> Non
         await engine.answer(engine.dispatches[0])
         await until(lambda: len(engine.dispatches) == 2)
         assert engine.dispatches[1].objective == "LATENCY"
+
+    run(tiny_model, scenario)
+
+
+def test_a_get_with_a_deadline_ends_in_time_and_its_calls_stop(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(last_word)
+        engine.held = True
+        session = manager.submit(*CHAIN)
+        await until(lambda: bool(engine.dispatches))
+        body = api.GetBody(session_id=session, semantic_var_id="c", criteria="DEADLINE", target_ms=60.0)
+        with pytest.raises(errors.DeadlineExceeded):
+            await manager.service.get(body)
+        assert [call.state for call in manager.service.graph(session).calls] == ["cancelled"] * 3
+        await until(lambda: any(isinstance(message, wire.Abort) for message in engine.other))
+        engine.held = False
+        manager.check_at_rest()
+
+    run(tiny_model, scenario)
+
+
+def test_a_deadline_that_comes_near_makes_its_calls_latency_bound(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(last_word)
+        engine.held = True
+        session = manager.submit(*CHAIN)
+        graph = manager.executor.application_of(manager.service._sessions.get(session)).session.graph
+        manager.executor._pace = Pace(base_us=400_000)
+        graph.label("c", "DEADLINE", target_ms=2_500, now_us=now_us())
+        manager.executor.relabel(manager.executor.application_of(manager.service._sessions.get(session)))
+        await until(lambda: graph.review_us is not None)
+        assert {call.objective for call in graph.calls.values()} == {"THROUGHPUT"}
+        await until(lambda: {call.objective for call in graph.calls.values()} == {"LATENCY"})
+        engine.held = False
 
     run(tiny_model, scenario)
 

@@ -155,8 +155,40 @@ def test_a_get_is_latency_unless_it_says_otherwise(service: StubService) -> None
         "THROUGHPUT",
     ]
     assert [get.criteria for get in service.gets] == ["LATENCY", "THROUGHPUT", "THROUGHPUT"]
-    with pytest.raises(UnsupportedParameter, match="perf='TTFT'"):
+    with pytest.raises(UnsupportedParameter, match="not supported; use P"):
         plan("x").get(perf="TTFT")
+
+
+def test_a_target_travels_with_submit_and_get_less_the_time_that_has_passed(service: StubService) -> None:
+    service.held.add("plan")
+    steps = plan("x")
+    with pytest.raises(GetTimeout):
+        steps.get(perf=P.deadline(5), timeout=0.1)
+    background.run(service.finish(steps.id, "late")).result(5)
+    assert P.gather(steps, perf=P.tpot(0.05)) == ("late",)
+    (label,) = service.submits[0].labels
+    assert label.criteria == "DEADLINE"
+    assert 4_000 < (label.target_ms or 0) <= 5_000
+    asked = [(get.criteria, get.target_ms or 0) for get in service.gets]
+    assert [criteria for criteria, _ in asked] == ["DEADLINE"] * (len(asked) - 1) + ["TPOT"]
+    targets = [target for _, target in asked[:-1]]
+    assert targets == sorted(targets, reverse=True)
+    assert asked[-1][1] == 50
+
+
+def test_a_function_may_carry_a_target(service: StubService) -> None:
+    plan.with_options(objective=P.ttft(0.5))("x").get()
+    assert [(call.objective, call.target_ms) for call in service.calls] == [("TTFT", 500.0)]
+
+
+@pytest.mark.parametrize("make", [P.ttft, P.tpot, P.deadline])
+def test_a_target_is_a_positive_number_of_seconds(make: Callable[[object], object]) -> None:
+    for bad in (0, -1, float("nan"), 1e6):
+        with pytest.raises(ValueError, match="seconds"):
+            make(bad)
+    for bad in ("1", None, True):
+        with pytest.raises(TypeError, match="not a number of seconds"):
+            make(bad)
 
 
 def test_awaited_variables_share_one_submit(service: StubService) -> None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .frontend.connection import Connection, batch, connect, session
     from .frontend.function import Function, function, template
     from .frontend.function import function as SemanticFunction
-    from .frontend.options import LATENCY, THROUGHPUT, Output, Perf
+    from .frontend.objective import LATENCY, THROUGHPUT, Objective, Perf, deadline, tpot, ttft
+    from .frontend.options import Output
     from .frontend.prompt import assistant, system, user
     from .frontend.values import Outputs
     from .frontend.variable import SemanticVariable, join
@@ -30,19 +31,21 @@ else:
 
 _HOMES = {
     "GetTimeout": ("errors", "GetTimeout"),
-    "LATENCY": ("frontend.options", "LATENCY"),
-    "THROUGHPUT": ("frontend.options", "THROUGHPUT"),
+    "LATENCY": ("frontend.objective", "LATENCY"),
+    "THROUGHPUT": ("frontend.objective", "THROUGHPUT"),
     "Connection": ("frontend.connection", "Connection"),
     "Function": ("frontend.function", "Function"),
     "Output": ("frontend.options", "Output"),
     "Outputs": ("frontend.values", "Outputs"),
     "ParrotError": ("errors", "ParrotError"),
-    "Perf": ("frontend.options", "Perf"),
+    "Objective": ("frontend.objective", "Objective"),
+    "Perf": ("frontend.objective", "Perf"),
     "SemanticFunction": ("frontend.function", "function"),
     "SemanticVariable": ("frontend.variable", "SemanticVariable"),
     "assistant": ("frontend.prompt", "assistant"),
     "batch": ("frontend.connection", "batch"),
     "connect": ("frontend.connection", "connect"),
+    "deadline": ("frontend.objective", "deadline"),
     "function": ("frontend.function", "function"),
     "gather": ("frontend.combine", "gather"),
     "join": ("frontend.variable", "join"),
@@ -50,6 +53,8 @@ _HOMES = {
     "session": ("frontend.connection", "session"),
     "system": ("frontend.prompt", "system"),
     "template": ("frontend.function", "template"),
+    "tpot": ("frontend.objective", "tpot"),
+    "ttft": ("frontend.objective", "ttft"),
     "user": ("frontend.prompt", "user"),
     "variable": ("frontend.variable", "SemanticVariable"),
 }
@@ -60,6 +65,7 @@ __all__ = [
     "Connection",
     "Function",
     "GetTimeout",
+    "Objective",
     "Output",
     "Outputs",
     "ParrotError",
@@ -69,6 +75,7 @@ __all__ = [
     "assistant",
     "batch",
     "connect",
+    "deadline",
     "function",
     "gather",
     "join",
@@ -76,6 +83,8 @@ __all__ = [
     "session",
     "system",
     "template",
+    "tpot",
+    "ttft",
     "user",
     "variable",
 ]

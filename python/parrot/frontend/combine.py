@@ -10,7 +10,8 @@ from typing import Any
 from . import background
 from .connection import current_session, session_of
 from .function import Function
-from .options import Perf, check_timeout, to_perf
+from .objective import Asked, Perf, to_objective
+from .options import check_timeout
 from .session import Session
 from .variable import SemanticVariable
 
@@ -27,14 +28,14 @@ def map_calls(fn: Function, items: Iterable[object], /, **fixed: object) -> list
 
 
 def gather(
-    *variables: SemanticVariable, perf: Perf | str = Perf.LATENCY, timeout: float | None = None
+    *variables: SemanticVariable, perf: Asked = Perf.LATENCY, timeout: float | None = None
 ) -> tuple[Any, ...]:
     """Label all variables, then wait for all: the labels travel with the calls that they are about.
 
     Returns the values in order. Raises the first error met, :class:`GetTimeout` included; the other
     variables go on.
     """
-    objective = to_perf(perf)
+    objective = to_objective(perf).begin()
     check_timeout(timeout)
     for variable in variables:
         if not isinstance(variable, SemanticVariable):

@@ -19,7 +19,8 @@ from ..api import CallBody, MessageBody, PlaceholderBody
 from ..errors import DoubleProducer, TemplateError, UnknownPlaceholder
 from .body import build_prompt, has_holes, result_type
 from .connection import session_for_call
-from .options import Output, Perf, check_text, did_you_mean, invalid, refuse, to_perf
+from .objective import Asked, Objective, to_objective
+from .options import Output, check_text, did_you_mean, invalid, refuse
 from .prompt import Prompt, check_parameters, text_prompt
 from .signature import Parameter, bind, parameters_of
 from .typed import Typed
@@ -34,7 +35,7 @@ class Options:
     """What the caller said about a function's calls."""
 
     model: str | None = None
-    objective: Perf | None = None
+    objective: Objective | None = None
     outputs: Output | Mapping[str, Output] | None = None
     result: Typed | None = None  # the return annotation of a function with one output
 
@@ -83,7 +84,7 @@ class Function:
         self,
         *,
         model: str | None = None,
-        objective: Perf | str | None = None,
+        objective: Asked | None = None,
         outputs: Output | Mapping[str, Output] | None = None,
         **unknown: object,
     ) -> Function:
@@ -92,7 +93,7 @@ class Function:
         options = replace(
             self._options,
             model=model or self._options.model,
-            objective=self._options.objective if objective is None else to_perf(objective),
+            objective=self._options.objective if objective is None else to_objective(objective),
             outputs=self._options.outputs if outputs is None else outputs,
         )
         return Function(self.__name__, self._where, self._parameters, self._build, options)
@@ -140,6 +141,7 @@ class Function:
             placeholders.append(
                 PlaceholderBody(name=name, kind="output", semantic_var_id=variable.id, sampling=sampling)
             )
+        objective = self._options.objective
         try:
             return CallBody(
                 function=self.__name__,
@@ -147,7 +149,8 @@ class Function:
                 prompt=prompt.text,
                 messages=_message_bodies(prompt),
                 placeholders=tuple(placeholders),
-                objective=None if self._options.objective is None else self._options.objective.value,
+                objective=None if objective is None else objective.criteria,
+                target_ms=None if objective is None else objective.target_ms,
             )
         except ValidationError as error:
             raise invalid(self._where, error) from None
@@ -204,7 +207,7 @@ def function(body: Body, /) -> Function: ...
 def function(
     *,
     model: str | None = None,
-    objective: Perf | str | None = None,
+    objective: Asked | None = None,
     outputs: Output | Mapping[str, Output] | None = None,
     **unknown: object,
 ) -> Callable[[Body], Function]: ...
@@ -215,7 +218,7 @@ def function(
     /,
     *,
     model: str | None = None,
-    objective: Perf | str | None = None,
+    objective: Asked | None = None,
     outputs: Output | Mapping[str, Output] | None = None,
     **unknown: object,
 ) -> Function | Callable[[Body], Function]:
@@ -230,7 +233,7 @@ def function(
     bad docstring template and :class:`TypeError` for an unknown option.
     """
     refuse(unknown, "P.function", _OPTIONS)
-    options = Options(model, None if objective is None else to_perf(objective), outputs)
+    options = Options(model, None if objective is None else to_objective(objective), outputs)
     if body is None:
         return lambda decorated: _from_body(decorated, options)
     return _from_body(body, options)
@@ -241,7 +244,7 @@ def template(
     *,
     name: str | None = None,
     model: str | None = None,
-    objective: Perf | str | None = None,
+    objective: Asked | None = None,
     outputs: Output | Mapping[str, Output] | None = None,
     **unknown: object,
 ) -> Function:
@@ -257,7 +260,7 @@ def template(
         text, name, place = path.read_text(encoding="utf-8"), name or path.stem, str(path)
     where = f"function {name!r} ({place})"
     prompt = text_prompt(text, where)
-    options = Options(model, None if objective is None else to_perf(objective), outputs)
+    options = Options(model, None if objective is None else to_objective(objective), outputs)
     made = Function(name, where, [Parameter(hole) for hole in prompt.inputs], lambda: prompt, options)
     _ = made.prompt  # checks it now
     return made

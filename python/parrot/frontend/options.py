@@ -1,4 +1,4 @@
-"""What a caller may ask: the objective of a get, and how an output is decoded."""
+"""What a caller may ask of an output: how it is decoded."""
 
 from __future__ import annotations
 
@@ -6,35 +6,13 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..api import SamplingBody
-from ..errors import InvalidRequest, UnsupportedParameter
+from ..errors import InvalidRequest
 from .typed import Typed, from_schema
-
-
-class Perf(StrEnum):
-    """The objective that a ``get`` gives to its variable and to what the variable depends on."""
-
-    LATENCY = "LATENCY"
-    THROUGHPUT = "THROUGHPUT"
-
-
-LATENCY = Perf.LATENCY
-THROUGHPUT = Perf.THROUGHPUT
-
-
-def to_perf(perf: Perf | str) -> Perf:
-    """The objective named by ``perf``; raises :class:`UnsupportedParameter` for any other word."""
-    try:
-        return Perf(perf)
-    except ValueError:
-        raise UnsupportedParameter(
-            f"perf={perf!r} is not supported; use P.LATENCY or P.THROUGHPUT", param="perf"
-        ) from None
 
 
 def check_timeout(timeout: float | None) -> None:

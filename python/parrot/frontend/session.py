@@ -26,7 +26,7 @@ from ..errors import (
 )
 from . import background
 from .client import Client
-from .options import Perf
+from .objective import Objective
 from .submission import Submission
 from .variable import TRANSIENT, SemanticVariable
 
@@ -79,7 +79,7 @@ class Session:
     def start_gets(
         self,
         variables: Sequence[SemanticVariable],
-        perf: Perf | None,
+        perf: Objective | None,
         timeout: float | None,
         *,
         eager: bool,
@@ -222,7 +222,7 @@ class Session:
             raise
         self._created = True
 
-    async def _get(self, variable: SemanticVariable, perf: Perf | None, timeout: float | None) -> str:
+    async def _get(self, variable: SemanticVariable, perf: Objective | None, timeout: float | None) -> str:
         limit = None if timeout is None else timeout + _GRACE_S
         try:
             async with asyncio.timeout(limit):
@@ -240,7 +240,9 @@ class Session:
         variable.settle(value, reply.logprobs)
         return value
 
-    async def _poll(self, variable: SemanticVariable, perf: Perf | None, timeout: float | None) -> GetReply:
+    async def _poll(
+        self, variable: SemanticVariable, perf: Objective | None, timeout: float | None
+    ) -> GetReply:
         clock = asyncio.get_running_loop().time
         deadline = math.inf if timeout is None else clock() + timeout
         await self._until_sent(variable)
@@ -249,7 +251,8 @@ class Session:
             body = GetBody(
                 session_id=self.id,
                 semantic_var_id=variable.id,
-                criteria=None if perf is None else perf.value,
+                criteria=None if perf is None else perf.criteria,
+                target_ms=None if perf is None else perf.target_ms,
                 timeout_ms=math.ceil(wait_s * 1000),
             )
             reply = await self._client.post("/v1/get", body, GetReply, wait_s=wait_s)

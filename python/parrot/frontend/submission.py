@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..api import CallBody, LabelBody, SubmitBody, VariableBody
 from ..errors import ErrorInfo, ParrotError, UpstreamFailed
-from .options import Perf
+from .objective import Objective
 
 MAX_CALLS = 4096  # the service takes no more in one submit
 MAX_CHARS = 8 * 2**20  # of prompts and values; well below the service's 32 MiB of JSON
@@ -22,7 +22,7 @@ class Submission:
 
     variables: list[VariableBody] = field(default_factory=list)
     calls: list[CallBody] = field(default_factory=list)
-    labels: dict[str, Perf] = field(default_factory=dict)
+    labels: dict[str, Objective] = field(default_factory=dict)
     needs: set[Submission] = field(default_factory=set)
     reads_earlier: bool = False
     sent: Future[None] = field(default_factory=Future)
@@ -44,7 +44,7 @@ class Submission:
         self.num_chars += len(body.prompt or "") + sum(len(m.content) for m in body.messages or ())
         self.num_chars += sum(len(p.value or "") for p in body.placeholders)
 
-    def label(self, variable_ids: Iterable[str], perf: Perf) -> None:
+    def label(self, variable_ids: Iterable[str], perf: Objective) -> None:
         """Label variables declared here."""
         self.labels.update((variable_id, perf) for variable_id in variable_ids)
 
@@ -70,7 +70,8 @@ class Submission:
             variables=tuple(self.variables),
             calls=tuple(self.calls),
             labels=tuple(
-                LabelBody(semantic_var_id=name, criteria=perf.value) for name, perf in self.labels.items()
+                LabelBody(semantic_var_id=name, criteria=perf.criteria, target_ms=perf.target_ms)
+                for name, perf in self.labels.items()
             ),
         )
 

@@ -40,7 +40,8 @@ from ..errors import (
     error_from_info,
 )
 from . import background
-from .options import Perf, check_text, check_timeout, invalid, to_perf
+from .objective import Asked, Objective, Perf, to_objective
+from .options import check_text, check_timeout, invalid
 
 if TYPE_CHECKING:
     from .session import Session
@@ -100,26 +101,24 @@ class SemanticVariable:
 
     # --- waiting -------------------------------------------------------------------------------------------
 
-    def get(self, perf: Perf | str = Perf.LATENCY, timeout: float | None = None, *, raw: bool = False) -> Any:
+    def get(self, perf: Asked = Perf.LATENCY, timeout: float | None = None, *, raw: bool = False) -> Any:
         """The value, once it is there; ``perf`` labels what produces it (OSDI 2024 paper, section 5.2).
 
         It is text, or for a typed output a value of its type (``raw``: its text all the same). Raises the
         error with which the variable ended, :class:`ServiceUnreachable`, or :class:`GetTimeout` after
         ``timeout`` seconds, which leaves the variable as it is; 0 asks without waiting.
         """
-        text = background.wait(self._start_get(to_perf(perf), timeout, eager=True))
+        text = background.wait(self._start_get(to_objective(perf).begin(), timeout, eager=True))
         return text if raw else self._parsed(text)
 
     async def aget(
-        self, perf: Perf | str = Perf.LATENCY, timeout: float | None = None, *, raw: bool = False
+        self, perf: Asked = Perf.LATENCY, timeout: float | None = None, *, raw: bool = False
     ) -> Any:
         """As :meth:`get`, for coroutines. Those started together travel in one submit."""
-        text = await asyncio.wrap_future(self._start_get(to_perf(perf), timeout, eager=False))
+        text = await asyncio.wrap_future(self._start_get(to_objective(perf).begin(), timeout, eager=False))
         return text if raw else self._parsed(text)
 
-    def logprobs(
-        self, perf: Perf | str = Perf.LATENCY, timeout: float | None = None
-    ) -> tuple[TokenLogprobs, ...]:
+    def logprobs(self, perf: Asked = Perf.LATENCY, timeout: float | None = None) -> tuple[TokenLogprobs, ...]:
         """The log-probabilities of what the model wrote, id by id, for an output with
         ``P.Output(logprobs=...)``. Waits and raises as :meth:`get` does; :class:`InvalidRequest` if they were
         not asked for."""
@@ -127,7 +126,7 @@ class SemanticVariable:
         return self._known_logprobs()
 
     async def alogprobs(
-        self, perf: Perf | str = Perf.LATENCY, timeout: float | None = None
+        self, perf: Asked = Perf.LATENCY, timeout: float | None = None
     ) -> tuple[TokenLogprobs, ...]:
         """As :meth:`logprobs`, for coroutines."""
         await self.aget(perf, timeout, raw=True)
@@ -296,7 +295,7 @@ class SemanticVariable:
         except ValidationError as error:
             raise invalid(f"variable {self.id}", error) from None
 
-    def _start_get(self, perf: Perf | None, timeout: float | None, *, eager: bool) -> Future[str]:
+    def _start_get(self, perf: Objective | None, timeout: float | None, *, eager: bool) -> Future[str]:
         check_timeout(timeout)
         if self.settled:
             ended: Future[str] = Future()

@@ -15,7 +15,7 @@ carried down by :mod:`parrot.manager.critical_path`.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 
 from .call import NO_TARGETS, Call, Targets
@@ -111,6 +111,7 @@ class _Levels:
             for variable in variables[depth]:
                 self._latency_readers[variable] = self._count_readers(variable)
             self._classify_level(sorted(units[depth], key=lambda unit: (unit[0].call_id, unit[1])))
+        self._dissolve_groups_of_one()
         return [call for call, depth in depths.items() if not call.ended and self._update(call, depth)]
 
     def _update(self, call: Call, depth: int) -> bool:
@@ -138,6 +139,11 @@ class _Levels:
                 self._latency.add(members[0])
             else:
                 self._group.update(dict.fromkeys(members, self._group_id(members)))
+
+    def _dissolve_groups_of_one(self) -> None:
+        """A member that another step of its call made latency-sensitive may leave one alone."""
+        sizes = Counter(group for call, group in self._group.items() if call not in self._latency)
+        self._latency.update(call for call, group in self._group.items() if sizes[group] == 1)
 
     def _is_labelled(self, unit: Unit) -> bool:
         call, index = unit

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ..api import CallTiming, CallView, Criteria, GraphReply, VariableView
+from ..api import CallTiming, CallView, GraphReply, VariableView
 from ..errors import ErrorInfo
+from ..wire import Objective
 from .call import Call, CallState, Timing
 from .graph import Graph
 from .tenants import public_id
@@ -24,7 +25,7 @@ class CallRecord:
     session_id: str
     function: str
     state: CallState
-    objective: Criteria
+    objective: Objective
     task_group: int | None
     depth: int | None
     engine: str | None
