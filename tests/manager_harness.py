@@ -19,6 +19,7 @@ from parrot.manager.app import create_app
 from parrot.manager.clock import now_us
 from parrot.manager.engines import EngineRegistry
 from parrot.manager.executor import Executor
+from parrot.manager.journal import Journal
 from parrot.manager.server import bind_listener
 from parrot.manager.service import Service
 from parrot.tokenizer import Tokenizer
@@ -149,9 +150,10 @@ class Manager:
 
     def __init__(self, config: ManagerConfig, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        self.journal = None if config.journal is None else Journal.open(config.journal, about={})
         self.registry = EngineRegistry(config)
         self.executor = Executor(config, tokenizer, self.registry)
-        self.service = Service(self.executor)
+        self.service = Service(self.executor, self.journal)
         self.engines: list[ScriptedEngine] = []
 
     async def add_engine(
@@ -202,6 +204,7 @@ async def running_manager(model: Path, **config: object) -> AsyncIterator[Manage
     """A manager without HTTP; its heartbeat is fast, so that tests of loss are."""
     fields = {"model": str(model), "heartbeat_s": 0.05, "lost_after_s": 0.5, **config}
     manager = Manager(ManagerConfig(**fields), Tokenizer.load(model))  # type: ignore[arg-type]
+    manager.service.recover()
     manager.registry.start(manager.executor)
     manager.service.start()
     try:
@@ -211,6 +214,8 @@ async def running_manager(model: Path, **config: object) -> AsyncIterator[Manage
         for engine in manager.engines:
             engine.close()
         await manager.registry.close()
+        if manager.journal is not None:
+            manager.journal.close()
 
 
 @asynccontextmanager

@@ -266,9 +266,12 @@ class LabelBody(Body):
 
 class SubmitBody(Body):
     """A batch of variables, calls and labels, taken whole or refused whole. With ``create_session`` the
-    client's own random ``session_id`` is created on the way (409 if it exists)."""
+    client's own random ``session_id`` is created on the way (409 if it exists). A client that lost the answer
+    sends the body again: with the ``submit_id`` of a submit that the session has taken, it is answered again
+    and nothing runs twice."""
 
     session_id: SessionId
+    submit_id: RequestId | None = None
     create_session: bool = False
     variables: tuple[VariableBody, ...] = ()
     calls: tuple[CallBody, ...] = ()
@@ -283,10 +286,12 @@ class SubmittedCall(Body):
 
 
 class SubmitReply(Body):
-    """One entry per submitted call, in order."""
+    """One entry per submitted call, in order. ``durable``: the session survives the service's own death, so
+    that a client that cannot reach it may try again."""
 
     session_id: str
     calls: tuple[SubmittedCall, ...]
+    durable: bool = False
 
 
 class GetBody(Body):

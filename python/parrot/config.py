@@ -118,6 +118,7 @@ class ManagerConfig:
     ready_file: Path | None = None
     api_keys: Path | None = None  # the file of keys that requests need; None: nobody needs one
     unprotected: bool = False  # other machines may reach an API that asks nobody for a key
+    journal: Path | None = None  # keeps sessions, values and unfinished calls over the manager's own death
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
     def __post_init__(self) -> None:

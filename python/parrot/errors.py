@@ -251,6 +251,12 @@ class Unavailable(ParrotError):
     http_status = 503
 
 
+class JournalUnavailable(Unavailable):
+    """The journal cannot be written now, so nothing that must survive the manager is taken or told."""
+
+    code = "journal_unavailable"
+
+
 # --- set-up and client side --------------------------------------------------------------------------------
 
 
@@ -282,6 +288,12 @@ class ModelPackageMissing(ModelFileError):
     """The package that carries the default model is not installed."""
 
     code = "model_package_missing"
+
+
+class JournalError(SetupError):
+    """The journal's file is in use, damaged, another service's, or cannot be written."""
+
+    code = "journal_error"
 
 
 class ServiceUnreachable(ParrotError):

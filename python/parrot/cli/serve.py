@@ -51,6 +51,14 @@ ApiKeys = Annotated[
 Unprotected = Annotated[
     bool, typer.Option("--unprotected", help="Serve other machines without keys: whoever can reach the port.")
 ]
+JournalFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal",
+        help="A file on a local disk that keeps sessions, values and unfinished calls: a service that is "
+        "started with it again, also after kill -9, goes on where it was.",
+    ),
+]
 ParentPipe = Annotated[
     bool, typer.Option("--parent-pipe", help="End when standard input ends, with whoever holds it.")
 ]
@@ -109,6 +117,7 @@ def serve(
     api_keys: ApiKeys = None,
     unprotected: Unprotected = False,
     ready_file: ReadyFile = None,
+    journal: JournalFile = None,
     parent_pipe: ParentPipe = False,
     verbose: Verbose = False,
 ) -> None:
@@ -127,6 +136,7 @@ def serve(
         api_keys=api_keys,
         unprotected=unprotected,
         ready_file=ready_file,
+        journal=journal,
     )
     engine_configs = [
         EngineConfig(
@@ -160,6 +170,7 @@ def manager(
     api_keys: ApiKeys = None,
     unprotected: Unprotected = False,
     ready_file: ReadyFile = None,
+    journal: JournalFile = None,
     parent_pipe: ParentPipe = False,
     verbose: Verbose = False,
 ) -> None:
@@ -177,6 +188,7 @@ def manager(
         api_keys=api_keys,
         unprotected=unprotected,
         ready_file=ready_file,
+        journal=journal,
     )
     _run_manager(config, [], parent_pipe, verbose)
 

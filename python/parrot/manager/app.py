@@ -92,6 +92,8 @@ def _add_probes(
 def _unready_reason(service: Service, registry: EngineRegistry, supervisor: Supervisor | None) -> str | None:
     if service.executor.refusal is not None:
         return service.executor.refusal
+    if service.journal is not None and service.journal.problem is not None:
+        return service.journal.problem
     if registry.alive:
         return None
     if supervisor is not None and supervisor.problem is not None:

@@ -72,6 +72,20 @@ class Executor:
         self._applications[session.session_id] = application
         return application
 
+    def restore(self, session: Session, changes: Changes) -> None:
+        """Run the calls of a session on from where its graph resumed; a :meth:`turn` must follow."""
+        application = self.open(session)
+        live = list(session.graph.live.values())
+        if live:
+            application.arrival_us = min(call.timing.submitted_us for call in live)
+        num_live = len(live) + len(changes.ended)  # those that end now end as others do
+        self._num_live += num_live
+        application.tenant.submitted(num_live)
+        self._stale[application] = None
+        if self._uses is not None:
+            self._uses.submitted(live)
+        self.apply(changes)
+
     def add(
         self, application: Application, body: SubmitBody, fill: EncodedPrompt | None = None
     ) -> list[Call]:

@@ -6,6 +6,7 @@ Spreading is iterative, so that a chain of any length is safe. Each variable end
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..errors import Cancelled, ErrorInfo, ParrotError, TransformFailed, UpstreamFailed
@@ -19,10 +20,11 @@ _CANCEL_CODES = ("cancelled", "session_closed", "deadline_exceeded")
 
 @dataclass(slots=True)
 class Changes:
-    """What an event did. ``ready``: calls that went from WAITING to QUEUED; schedule them. ``ended``: calls
-    that are done, failed or cancelled now. ``stopped``: those of ``ended`` that were queued or have steps
-    with an engine; take them out of the scheduler and abort them."""
+    """What an event did. ``variables`` have ended, in this order. ``ready``: calls that went from WAITING to
+    QUEUED; schedule them. ``ended``: calls that are done, failed or cancelled now. ``stopped``: those of
+    ``ended`` that were queued or have steps with an engine; take them out of the scheduler and abort them."""
 
+    variables: list[Variable] = field(default_factory=list)
     ready: list[Call] = field(default_factory=list)
     ended: list[Call] = field(default_factory=list)
     stopped: list[Call] = field(default_factory=list)
@@ -63,12 +65,29 @@ class Flow:
         """Spread everything; returns the changes so far."""
         while self._ended:
             variable = self._ended.popleft()
+            self.changes.variables.append(variable)
             for derived in variable.derived:
                 self.deliver_source(derived, variable)
             for consumer in variable.consumers:
                 self.deliver(consumer)
         self.changes.ready = [call for call in self.changes.ready if not call.ended]
         return self.changes
+
+    def deliver_existing(self, calls: Iterable[Call], derived: Iterable[Variable]) -> None:
+        """Deliver constants and values that exist to calls and derived variables that have none of them."""
+        inputs = [
+            Consumer(call, binding)
+            for call in calls
+            for binding in call.inputs.values()
+            if binding.variable is None or not binding.variable.pending
+        ]
+        sources = [
+            (variable, source) for variable in derived for source in variable.sources if not source.pending
+        ]
+        for consumer in inputs:
+            self.deliver(consumer)
+        for variable, source in sources:
+            self.deliver_source(variable, source)
 
     def deliver(self, consumer: Consumer) -> None:
         """An input of a call has ended (or is a constant)."""

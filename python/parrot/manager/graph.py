@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from ..api import Criteria, SubmitBody
@@ -25,13 +25,14 @@ from ..errors import (
     VariableNotFound,
 )
 from ..wire import CallId, Objective
-from .call import NO_TARGETS, Call, CallState, Targets
+from .call import NO_TARGETS, Call, CallState, OutputBinding, Step, Targets
 from .cycles import check_cycles
 from .demand import Demand, earliest
 from .draft import Draft, Setting, check_value_size, describe_origin, draft_submit
 from .flow import Changes, Flow
 from .prefix import prefix_hashes
 from .prompt_table import PromptTable
+from .recorder import Recorder
 from .tenants import public_id
 from .variable import Consumer, Variable
 
@@ -49,9 +50,9 @@ class Submitted:
 class Graph:
     """Calls and variables of one session. A method that raises leaves the graph unchanged.
 
-    ``calls`` has ended ones too, in submit order; ``live`` the others, by request id. ``is_stale`` says that
-    objectives must be deduced again (:func:`parrot.manager.analysis.deduce`), ``review_us`` when they must
-    without that.
+    ``calls`` has ended ones too, in submit order; ``live`` the others, by request id; ``submits`` those of
+    each submit that its client named. ``is_stale`` says that objectives must be deduced again
+    (:func:`parrot.manager.analysis.deduce`), ``review_us`` when they must without that.
     """
 
     def __init__(
@@ -63,19 +64,23 @@ class Graph:
         call_ids: Iterator[CallId] | None = None,
         hash_key: bytes | None = None,
         prompts: PromptTable | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """``call_ids``, ``hash_key`` and ``prompts``: one each per manager; ``domain`` isolates tenants."""
+        """``call_ids``, ``hash_key`` and ``prompts``: one each per manager; ``domain`` isolates tenants.
+        ``recorder`` is told what it takes to build the graph again (:mod:`parrot.manager.recovery`)."""
         self.session_id = session_id
         self.domain = domain
         self.calls: dict[CallId, Call] = {}
         self.live: dict[str, Call] = {}
         self.variables: dict[str, Variable] = {}
+        self.submits: dict[str, tuple[Call, ...]] = {}
         self.is_stale = False
         self.review_us: int | None = None
         self.next_task_group = 0
         self._expiring: dict[Variable, None] = {}
+        self.recorder = recorder
         self._config = config or ManagerConfig()
-        self._setting = Setting(
+        self.setting = Setting(
             session_id,
             domain,
             self._config,
@@ -94,16 +99,12 @@ class Graph:
         :class:`RequestTooLarge` or :class:`InvalidRequest`.
         """
         draft = draft_submit(
-            body, setting=self._setting, variables=self.variables, live=self.live, now_us=now_us
+            body, setting=self.setting, variables=self.variables, live=self.live, now_us=now_us
         )
         check_cycles(draft)
-        self._attach(draft)
-        for label in body.labels:
-            self.label(label.semantic_var_id, label.criteria, target_ms=label.target_ms, now_us=now_us)
-        for call in draft.calls:
-            if call.demand is not None and call.demand.expires_us is not None:
-                for binding in call.outputs.values():
-                    self._ask(binding.variable, call.demand)
+        self.insert(draft, body, now_us)
+        if self.recorder is not None:
+            self.recorder.submitted(body, draft.calls)
         self.is_stale |= draft.reaches_old or any(call.demand for call in draft.calls)
         return Submitted(draft.calls, self._start(draft))
 
@@ -139,7 +140,7 @@ class Graph:
         flow.run()
         flow.settle(call)
         flow.wake(call)
-        return self._finish(flow)
+        return self._finish(flow, written=call.steps[step])
 
     def fail(self, call: Call, error: ErrorInfo) -> Changes:
         """The call cannot go on: its outputs that are still pending end with ``error``, and whatever needs
@@ -201,17 +202,21 @@ class Graph:
         self, var_id: str, criteria: Criteria, *, target_ms: float | None = None, now_us: int = 0
     ) -> None:
         """What a get asks of a variable. Of several labels the strictest holds, with all their targets."""
-        self._ask(self.variable(var_id), Demand.of(criteria, target_ms, now_us=now_us))
+        demand = Demand.of(criteria, target_ms, now_us=now_us)
+        if self.ask(self.variable(var_id), demand) and self.recorder is not None:
+            self.recorder.labelled(var_id, criteria, target_ms)
 
-    def _ask(self, variable: Variable, demand: Demand) -> None:
+    def ask(self, variable: Variable, demand: Demand) -> bool:
+        """Whether that is more than what was asked before."""
         if variable.demand is not None:
             demand = variable.demand.merge(demand)
         if demand == variable.demand:
-            return
+            return False
         variable.demand = demand
         self.is_stale |= variable.pending
         if demand.expires_us is not None and variable.pending:
             self._expiring[variable] = None
+        return True
 
     def variable(self, var_id: str) -> Variable:
         """Raises :class:`VariableNotFound`."""
@@ -220,6 +225,30 @@ class Graph:
             where = public_id(self.session_id)
             raise VariableNotFound(f"no variable {var_id!r} in session {where}", param=var_id)
         return variable
+
+    # --- recovery ---
+
+    def resume(self) -> Changes:
+        """Go on where the restored calls were: those with an end for every output have ended, the others
+        run from the first output whose text is not there."""
+        self.live.clear()
+        flow = self._flow()
+        for call in self.calls.values():
+            is_written = [step.output.binding.raw is not None for step in call.steps]
+            call.next_step = call.num_dispatched = (*is_written, False).index(False)
+            flow.settle(call)
+            if call.ended:
+                call.next_step = call.num_dispatched = len(call.steps)
+            else:
+                self.live[call.request_id] = call
+        calls = list(self.live.values())
+        flow = self._flow()  # what ended before is no news
+        flow.deliver_existing(calls, [one for one in self.variables.values() if one.pending])
+        flow.run()
+        for call in calls:
+            flow.wake(call)
+        self.is_stale = bool(calls)
+        return self._finish(flow)
 
     # --- primitives of the paper (figure 8) ---
 
@@ -269,8 +298,21 @@ class Graph:
 
     # --- insertion ---
 
+    def insert(self, draft: Draft, body: SubmitBody, now_us: int) -> None:
+        """Take in a checked draft and its labels; nothing is delivered yet."""
+        self._attach(draft)
+        if body.submit_id is not None:
+            self.submits[body.submit_id] = tuple(draft.calls)
+        for label in body.labels:
+            demand = Demand.of(label.criteria, label.target_ms, now_us=now_us)
+            self.ask(self.variables[label.semantic_var_id], demand)
+        for call in draft.calls:
+            if call.demand is not None and call.demand.expires_us is not None:
+                for binding in call.outputs.values():
+                    self.ask(binding.variable, call.demand)
+
     def _attach(self, draft: Draft) -> None:
-        """Insert a checked draft; nothing is delivered yet."""
+        """Join calls and variables."""
         self.variables.update(draft.variables)
         for variable, (call, step) in draft.producers.items():
             variable.producer, variable.producer_step = call, step
@@ -290,28 +332,13 @@ class Graph:
     def _start(self, draft: Draft) -> Changes:
         """Deliver what exists: constants, values of earlier submits, then those of this one."""
         flow = self._flow()
-        existing = [
-            Consumer(call, binding)
-            for call in draft.calls
-            for binding in call.inputs.values()
-            if binding.variable is None or not binding.variable.pending
-        ]
-        sources = [
-            (variable, source.variable)
-            for variable, derivation in draft.derivations.items()
-            for source in derivation.sources
-            if not source.variable.pending
-        ]
-        for consumer in existing:
-            flow.deliver(consumer)
-        for variable, source in sources:
-            flow.deliver_source(variable, source)
+        flow.deliver_existing(draft.calls, draft.derivations)
         for variable, value in draft.values.items():
             flow.publish(variable, value)
         flow.run()
         for call in draft.calls:
             flow.wake(call)
-        return self._finish(flow)
+        return self._finish(flow, given=draft.values)
 
     def _publish_output(self, flow: Flow, call: Call, step: int) -> None:
         binding = call.steps[step].output.binding
@@ -326,11 +353,22 @@ class Graph:
         else:
             flow.publish(binding.variable, value)
 
+    def _needed(self, step: Step) -> OutputBinding | None:
+        """The output of a step if more of it is needed than its variable's value."""
+        output = step.output.binding
+        producer = output.variable.producer
+        goes_on = producer is not None and not producer.ended
+        return output if goes_on or output.logprobs is not None else None
+
     def _flow(self) -> Flow:
         return Flow(self._config.max_value_bytes)
 
-    def _finish(self, flow: Flow) -> Changes:
+    def _finish(self, flow: Flow, *, given: Container[Variable] = (), written: Step | None = None) -> Changes:
+        """``given``: variables whose values the submit on record has; ``written``: what an engine wrote."""
         changes = flow.run()
+        if self.recorder is not None:
+            ended = [variable for variable in changes.variables if variable not in given]
+            self.recorder.ended(ended, None if written is None else self._needed(written))
         for call in changes.ended:
             self.live.pop(call.request_id, None)
         return changes

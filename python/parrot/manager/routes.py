@@ -48,8 +48,10 @@ _SET_ERRORS = (
     errors.VariableNotFound,
     errors.DoubleProducer,
     errors.RequestTooLarge,
+    errors.Unavailable,
 )
 _FIND_ERRORS = (errors.InvalidRequest, errors.SessionNotFound, errors.VariableNotFound)
+_END_ERRORS = (*_FIND_ERRORS, errors.JournalUnavailable)
 
 
 def session_router(service: Service, registry: EngineRegistry) -> APIRouter:
@@ -65,19 +67,24 @@ def _add_session_routes(router: APIRouter, service: Service) -> None:
     @router.post("/session", tags=["session"], responses=error_responses(errors.Unavailable))
     async def create_session(request: Request) -> api.SessionReply:
         """A new session: one application instance with its variables and calls."""
-        return service.create_session(tenant=tenant_of(request))
+        reply = service.create_session(tenant=tenant_of(request))
+        await service.saved()
+        return reply
 
     @router.delete(
-        "/session/{session_id}", tags=["session"], status_code=204, responses=error_responses(*_FIND_ERRORS)
+        "/session/{session_id}", tags=["session"], status_code=204, responses=error_responses(*_END_ERRORS)
     )
     async def delete_session(request: Request, session_id: api.SessionId) -> None:
         """End a session: its calls stop, its values and contexts go."""
         service.delete_session(session_id, tenant=tenant_of(request))
+        await service.saved()
 
     @router.post("/submit", tags=["session"], responses=error_responses(*_SUBMIT_ERRORS))
     async def submit(request: Request, body: api.SubmitBody) -> api.SubmitReply:
         """Calls with unrendered prompts, and variables, taken whole or refused whole."""
-        return service.submit(body, tenant=tenant_of(request))
+        reply = service.submit(body, tenant=tenant_of(request))
+        await service.saved()
+        return reply
 
 
 def _add_variable_routes(router: APIRouter, service: Service) -> None:
@@ -90,11 +97,13 @@ def _add_variable_routes(router: APIRouter, service: Service) -> None:
     async def set_value(request: Request, body: api.SetBody) -> None:
         """Give a variable its value from outside."""
         service.set_value(body, tenant=tenant_of(request))
+        await service.saved()
 
-    @router.post("/cancel", tags=["variables"], status_code=204, responses=error_responses(*_FIND_ERRORS))
+    @router.post("/cancel", tags=["variables"], status_code=204, responses=error_responses(*_END_ERRORS))
     async def cancel(request: Request, body: api.CancelBody) -> None:
         """Cancel a variable; calls that nobody else needs stop within one engine step."""
         service.cancel(body, tenant=tenant_of(request))
+        await service.saved()
 
 
 def _add_views(router: APIRouter, service: Service, registry: EngineRegistry) -> None:

@@ -25,6 +25,7 @@ from ..tokenizer import Tokenizer
 from .app import create_app
 from .engines import EngineRegistry
 from .executor import Executor
+from .journal import Journal
 from .service import Service
 from .supervisor import Supervisor
 
@@ -61,13 +62,17 @@ def run_manager(
     """Serve until SIGTERM or SIGINT (or, with ``parent_pipe``, until standard input ends).
 
     ``engines`` are started as child processes; their ``manager_address`` is filled in here. Raises
-    :class:`PortInUse`, :class:`ModelFileError` and the other set-up errors before anything is served.
+    :class:`PortInUse`, :class:`ModelFileError`, :class:`JournalError` and the other set-up errors before
+    anything is served.
     """
     # The tokenizer's thread pool does not survive the forks that start engines, and says so.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with contextlib.closing(bind_listener(config.host, config.port)) as listener:
         tokenizer = Tokenizer.load(resolve_model(config.model, weights=False))
-        uvloop.run(_Manager(config, engines, tokenizer, listener).run(parent_pipe))
+        journal = None
+        if config.journal is not None:
+            journal = Journal.open(config.journal, about={"tokenizer": tokenizer.fingerprint})
+        uvloop.run(_Manager(config, engines, tokenizer, listener, journal).run(parent_pipe))
 
 
 class _Server(uvicorn.Server):
@@ -94,11 +99,13 @@ class _Manager:
         engines: Sequence[EngineConfig],
         tokenizer: Tokenizer,
         listener: socket.socket,
+        journal: Journal | None,
     ) -> None:
         self._config = config
         self._engine_configs = engines
         self._tokenizer = tokenizer
         self._listener = listener
+        self._journal = journal
         self._stopping: asyncio.Task[None] | None = None
 
     async def run(self, parent_pipe: bool) -> None:
@@ -111,7 +118,8 @@ class _Manager:
             is_hung=registry.has_hung,
             on_hopeless=self._executor.engines_do_not_start,
         )
-        self._service = Service(self._executor)
+        self._service = Service(self._executor, self._journal)
+        self._service.recover()
         registry.start(self._executor)
         self._service.start()
         supervisor.start()
@@ -124,6 +132,8 @@ class _Manager:
             self._service.close()
             await supervisor.close()
             await registry.close()
+            if self._journal is not None:
+                self._journal.close()
             if self._config.ready_file is not None:
                 self._config.ready_file.unlink(missing_ok=True)
             log.info("manager ended")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from .. import api
 from ..errors import (
     Cancelled,
+    DuplicateRequest,
     InvalidRequest,
     ModelNotFound,
     ParrotError,
@@ -20,7 +21,9 @@ from ..tokenizer import EncodedPrompt, Piece, TokenBytes
 from .call import Call
 from .clock import now_us
 from .executor import Executor
+from .journal import Journal
 from .logprobs import read_logprobs, to_body
+from .recovery import recover
 from .session import SessionTable
 from .single import Pieces, SingleCall
 from .tenants import DEFAULT_TENANT, public_id
@@ -35,18 +38,36 @@ _SWEEP_S = 5.0
 class Service:
     """Requests in; answers, or a :class:`ParrotError`, out. Lives on the loop."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, journal: Journal | None = None) -> None:
         self.executor = executor
+        self.journal = journal
         self.config = executor.config
         self.token_bytes = TokenBytes(executor.prompts.tokenizer.backend)
         self.tenants = executor.tenants
-        self._sessions = SessionTable(self.config, self.tenants)
+        self._sessions = SessionTable(self.config, self.tenants, journal=journal)
         self._sweep: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to expire sessions."""
         interval_s = min(_SWEEP_S, self.config.session_idle_s / 4)
         self._sweep = asyncio.get_running_loop().call_later(interval_s, self._expire)
+
+    def recover(self) -> None:
+        """Take up the sessions on record where they were. Raises :class:`JournalError`."""
+        if self.journal is not None:
+            recover(self.journal, self._sessions, self.executor)
+            self.journal.start()
+
+    async def saved(self) -> None:
+        """Wait until all that was taken so far survives this process. Raises :class:`JournalUnavailable`."""
+        if self.journal is not None:
+            await self.journal.committed(self.journal.last_ticket)
+
+    def check_open(self, num_calls: int = 0) -> None:
+        """Raise :class:`Unavailable` or :class:`Overloaded` if so many calls cannot be taken now."""
+        self.executor.check_open(num_calls)
+        if self.journal is not None:
+            self.journal.check()
 
     def close(self) -> None:
         """End everything that is pending with :class:`Unavailable`."""
@@ -67,7 +88,7 @@ class Service:
         self, session_id: str | None = None, *, tenant: str = DEFAULT_TENANT
     ) -> api.SessionReply:
         """A new session, with an id of the client's choice or a random one."""
-        self.executor.check_open()
+        self.check_open()
         session = self._sessions.create(session_id, tenant=tenant)
         self.executor.open(session)
         shown = public_id(session.session_id)
@@ -85,7 +106,10 @@ class Service:
             raise RequestTooLarge(
                 f"{len(body.calls)} calls in one submit, the limit is {limit}", param="calls"
             )
-        self.executor.check_open(len(body.calls))
+        taken_before = self._taken_before(body, tenant)
+        if taken_before is not None:
+            return taken_before
+        self.check_open(len(body.calls))
         self.tenants.get(tenant).check_calls(len(body.calls))
         for call in body.calls:
             self.check_model(call.model)
@@ -102,7 +126,30 @@ class Service:
             if body.create_session:
                 self.delete_session(body.session_id, tenant=tenant)
             raise
-        return api.SubmitReply(session_id=body.session_id, calls=tuple(map(_submitted, calls)))
+        return self._submit_reply(body.session_id, calls)
+
+    def _taken_before(self, body: api.SubmitBody, tenant: str) -> api.SubmitReply | None:
+        """The answer to a submit that came before, if its ``submit_id`` says that this one did."""
+        if body.submit_id is None:
+            return None
+        session = self._sessions.find(body.session_id, tenant=tenant)
+        calls = session.graph.submits.get(body.submit_id) if session is not None else None
+        if calls is None:
+            return None
+        is_same = len(calls) == len(body.calls) and all(
+            asked.request_id in (None, call.request_id) and asked.function == call.function
+            for asked, call in zip(body.calls, calls, strict=True)
+        )
+        if not is_same:
+            raise DuplicateRequest(
+                f"submit_id {body.submit_id!r} is that of another submit of this session", param="submit_id"
+            )
+        return self._submit_reply(body.session_id, calls)
+
+    def _submit_reply(self, session_id: str, calls: Sequence[Call]) -> api.SubmitReply:
+        return api.SubmitReply(
+            session_id=session_id, calls=tuple(map(_submitted, calls)), durable=self.journal is not None
+        )
 
     async def get(self, body: api.GetBody, *, tenant: str = DEFAULT_TENANT) -> api.GetReply:
         """Wait for a variable; raises its typed error if it failed."""
@@ -113,6 +160,8 @@ class Service:
             self.executor.relabel(self.executor.application_of(session))
         with session.in_use():
             ended = await variable.wait(None if body.timeout_ms is None else body.timeout_ms / 1000)
+            if session.recorder is not None:
+                await session.recorder.committed()
         if not ended:
             return api.GetReply(semantic_var_id=variable.id, status="pending")
         value = variable.result()
@@ -128,6 +177,7 @@ class Service:
 
     def set_value(self, body: api.SetBody, *, tenant: str = DEFAULT_TENANT) -> None:
         """A value from outside."""
+        self.check_open()
         graph = self._sessions.get(body.session_id, tenant=tenant).graph
         self.executor.apply(graph.set_value(body.semantic_var_id, body.value))
         self.executor.turn()

@@ -13,8 +13,10 @@ from ..errors import DuplicateRequest, SessionNotFound
 from ..wire import CallId
 from .clock import now_us
 from .graph import Graph
+from .journal import Journal
 from .prompt_table import PromptTable
-from .tenants import DEFAULT_TENANT, Tenants, internal_id
+from .recorder import SessionRecorder
+from .tenants import DEFAULT_TENANT, Tenants, internal_id, public_id
 
 
 @dataclass(eq=False, slots=True)
@@ -29,6 +31,7 @@ class Session:
     graph: Graph
     last_used_us: int
     clock: Callable[[], int]
+    recorder: SessionRecorder | None = None
     num_users: int = 0
 
     @contextmanager
@@ -49,9 +52,16 @@ class SessionTable:
     """
 
     def __init__(
-        self, config: ManagerConfig, tenants: Tenants | None = None, *, clock: Callable[[], int] = now_us
+        self,
+        config: ManagerConfig,
+        tenants: Tenants | None = None,
+        *,
+        clock: Callable[[], int] = now_us,
+        journal: Journal | None = None,
     ) -> None:
+        """What happens in sessions that can be found goes into ``journal``."""
         self._config = config
+        self._journal = journal
         self._clock = clock
         self._idle_us = round(config.session_idle_s * 1e6)
         self._sessions: dict[str, Session] = {}
@@ -68,13 +78,22 @@ class SessionTable:
         has one of that id."""
         if session_id is not None and internal_id(session_id, tenant) in self._sessions:
             raise DuplicateRequest(f"session {session_id} exists already", param="session_id")
-        session = self._make(session_id, tenant)
+        recorder = None if self._journal is None else SessionRecorder(self._journal)
+        session = self._make(session_id, tenant, recorder)
+        if recorder is not None:
+            recorder.opened(public_id(session.session_id), tenant)
+        self._sessions[session.session_id] = session
+        return session
+
+    def restore(self, session_id: str, tenant: str, recorder: SessionRecorder) -> Session:
+        """A session that the journal knows, as yet without calls; used just now."""
+        session = self._make(session_id, tenant, recorder)
         self._sessions[session.session_id] = session
         return session
 
     def create_detached(self, *, tenant: str = DEFAULT_TENANT) -> Session:
         """A session that its maker holds and nobody can find: one call of an endpoint without sessions."""
-        return self._make(None, tenant)
+        return self._make(None, tenant, None)
 
     def get(self, session_id: str, *, tenant: str = DEFAULT_TENANT) -> Session:
         """The tenant's session, used just now; :class:`SessionNotFound` for any other."""
@@ -86,10 +105,14 @@ class SessionTable:
         session.last_used_us = self._clock()
         return session
 
+    def find(self, session_id: str, *, tenant: str = DEFAULT_TENANT) -> Session | None:
+        """As :meth:`get`, but None if there is none."""
+        return self._sessions.get(internal_id(session_id, tenant))
+
     def remove(self, session_id: str, *, tenant: str = DEFAULT_TENANT) -> Session:
         """Take a session out of the table; closing its graph is up to the caller."""
         session = self.get(session_id, tenant=tenant)
-        del self._sessions[session.session_id]
+        self._delete(session)
         return session
 
     def take_idle(self) -> list[Session]:
@@ -101,10 +124,15 @@ class SessionTable:
             if session.num_users == 0 and session.last_used_us < oldest_us
         ]
         for session in idle:
-            del self._sessions[session.session_id]
+            self._delete(session)
         return idle
 
-    def _make(self, session_id: str | None, tenant: str) -> Session:
+    def _delete(self, session: Session) -> None:
+        del self._sessions[session.session_id]
+        if session.recorder is not None:
+            session.recorder.closed()
+
+    def _make(self, session_id: str | None, tenant: str, recorder: SessionRecorder | None) -> Session:
         session_id = internal_id(session_id or f"s-{secrets.token_hex(16)}", tenant)
         domain = self._tenants.get(tenant).number
         graph = Graph(
@@ -114,5 +142,6 @@ class SessionTable:
             call_ids=self._call_ids,
             prompts=self._prompts,
             hash_key=self._hash_key,
+            recorder=recorder,
         )
-        return Session(session_id, tenant, domain, graph, self._clock(), self._clock)
+        return Session(session_id, tenant, domain, graph, self._clock(), self._clock, recorder)

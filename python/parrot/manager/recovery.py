@@ -1,0 +1,136 @@
+"""From the journal to live sessions: the graphs of a manager that was killed, and its unfinished calls.
+
+A variable that had ended has the end that is on record, whatever transforms or limits would make of it now;
+nothing that a client was told can change. The rest follows from the graph (:meth:`Graph.resume`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import msgspec
+from pydantic import ValidationError
+
+from ..api import CallBody, SubmitBody
+from ..errors import JournalError, ParrotError
+from .clock import now_us
+from .demand import Demand
+from .draft import draft_submit
+from .executor import Executor
+from .graph import Graph
+from .journal import Journal
+from .journal_store import Kind, Row
+from .recorder import (
+    ChosenIds,
+    SessionRecorder,
+    decode_error,
+    decode_generated,
+    decode_ids,
+    decode_label,
+    decode_text,
+)
+from .session import SessionTable
+from .variable import Variable
+
+log = logging.getLogger(__name__)
+
+
+def recover(journal: Journal, sessions: SessionTable, executor: Executor) -> None:
+    """Rebuild every session on record and queue its unfinished calls; they are placed when engines join.
+
+    Raises :class:`JournalError` for a journal that is damaged, or that the present limits refuse."""
+    started = time.monotonic()
+    # What the wall clock said then is a time of this process's own clock, which may be in its past.
+    wall_offset_us = now_us() - time.time_ns() // 1000
+    num_sessions = num_live = 0
+    for rows in journal.recover():
+        try:
+            num_live += _recover_session(rows, journal, sessions, executor, wall_offset_us)
+        except (ParrotError, ValidationError, msgspec.MsgspecError, ValueError, KeyError) as error:
+            raise JournalError(
+                f"journal = {journal.path}: session {rows[0].name} cannot be rebuilt ({error}); start with "
+                "the limits that it was written under, or move it away to start without its sessions",
+                param="journal",
+            ) from error
+        num_sessions += 1
+    executor.turn()
+    log.info(
+        "journal %s: %d sessions with %d unfinished calls are back after %.2f s",
+        journal.path,
+        num_sessions,
+        num_live,
+        time.monotonic() - started,
+    )
+
+
+def _recover_session(
+    rows: Sequence[Row], journal: Journal, sessions: SessionTable, executor: Executor, wall_offset_us: int
+) -> int:
+    """How many of its calls have not ended."""
+    opening = rows[0]
+    if opening.kind is not Kind.OPEN:
+        raise ValueError(f"its first row is {opening.kind.value!r}")
+    recorder = SessionRecorder(journal, opening.session)
+    session = sessions.restore(opening.name, opening.data.decode(), recorder)
+    for row in rows[1:]:
+        _replay(session.graph, row, wall_offset_us)
+    executor.restore(session, session.graph.resume())
+    return len(session.graph.live)
+
+
+def _replay(graph: Graph, row: Row, wall_offset_us: int) -> None:
+    if row.kind is Kind.SUBMIT:
+        body = _with_ids(SubmitBody.model_validate_json(row.data), decode_ids(row.extra))
+        _take(graph, body, min(int(row.name) + wall_offset_us, now_us()))
+        return
+    variable = graph.variable(row.name)
+    match row.kind:
+        case Kind.VALUE:
+            variable.end(decode_text(row.data), None)
+        case Kind.ERROR:
+            variable.end(None, decode_error(row.data))
+        case Kind.OUTPUT:
+            _write(variable, row)
+        case Kind.LABEL:
+            label = decode_label(row.data)
+            asked_us = min(label.asked_us + wall_offset_us, now_us())
+            graph.ask(variable, Demand.of(label.criteria, label.target_ms, now_us=asked_us))
+        case _:
+            raise ValueError(f"a row of kind {row.kind.value!r} after the first")
+
+
+def _take(graph: Graph, body: SubmitBody, submitted_us: int) -> None:
+    """A submit that was taken before. Nothing is delivered before :meth:`Graph.resume`, and a request id may
+    come again: the call that had it is not known yet to have ended."""
+    draft = draft_submit(body, setting=graph.setting, variables=graph.variables, live={}, now_us=submitted_us)
+    graph.insert(draft, body, submitted_us)
+    for variable, value in draft.values.items():
+        variable.end(value, None)
+
+
+def _write(variable: Variable, row: Row) -> None:
+    """What an engine had generated for a variable."""
+    if variable.producer is None:
+        raise ValueError(f"variable {variable.id} has text of an engine, but no producer")
+    output = variable.producer.steps[variable.producer_step].output.binding
+    known = decode_generated(row.extra)
+    output.raw, output.token_ids, output.logprobs = decode_text(row.data), known.token_ids, known.logprobs
+
+
+def _with_ids(body: SubmitBody, chosen: Sequence[ChosenIds]) -> SubmitBody:
+    """The body with the ids that the service chose then."""
+    if len(chosen) != len(body.calls):
+        raise ValueError(f"a submit of {len(body.calls)} calls has ids for {len(chosen)}")
+    return body.model_copy(update={"calls": tuple(map(_call_with_ids, body.calls, chosen))})
+
+
+def _call_with_ids(call: CallBody, chosen: ChosenIds) -> CallBody:
+    placeholders = tuple(
+        placeholder.model_copy(update={"semantic_var_id": chosen.outputs[placeholder.name]})
+        if placeholder.kind == "output"
+        else placeholder
+        for placeholder in call.placeholders
+    )
+    return call.model_copy(update={"request_id": chosen.request_id, "placeholders": placeholders})
