@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import torch
 
 from parrot.engine.engine import Engine
@@ -94,7 +95,8 @@ class Harness:
         prompt: Sequence[int],
         *,
         max_tokens: int = 8,
-        domain: int = 0,
+        domain: int = 1,
+        public_len: int = 0,
         arrival: int = 0,
         stream: bool = False,
         **sampling: object,
@@ -106,21 +108,26 @@ class Harness:
             domain=domain,
             arrival=arrival,
             stream=stream,
+            public_len=public_len,
         )
 
     def submit_verbs(
         self,
         verbs: Sequence[list[int] | Sampling | Verb],
         *,
-        domain: int = 0,
+        domain: int = 1,
         arrival: int = 0,
         stream: bool = False,
         early_fill: bool = False,
+        public_len: int = 0,
     ) -> int:
-        """A call of any verbs: a list of ids fills, a Sampling generates."""
+        """A call of any verbs: a list of ids fills, a Sampling generates; ``public_len`` of its first ids are
+        published."""
         call_id = self.next_id
         self.next_id += 1
         program = tuple(self._verb(verb, ContextId(call_id)) for verb in verbs)
+        if public_len:
+            program = (msgspec.structs.replace(program[0], public_len=public_len), *program[1:])
         flags = {"stream": stream, "early_fill": early_fill}
         self.engine.submit(Dispatch(CallId(call_id), domain, arrival, "THROUGHPUT", program, **flags))
         return call_id

@@ -12,9 +12,12 @@ from parrot.errors import PromptTooLong
 from parrot.wire import CallId, ContextId, Dispatch, Fill, Generate, Sampling, pack_ids
 
 
-def call_of(number: int, prompt: list[int], *, domain: int = 0, arrival: int = 0) -> EngineCall:
+def call_of(
+    number: int, prompt: list[int], *, domain: int = 1, arrival: int = 0, public_len: int = 0
+) -> EngineCall:
     context_id = ContextId(number)
-    verbs = (Fill(pack_ids(prompt), context_id), Generate(Sampling(max_tokens=10), context_id))
+    fill = Fill(pack_ids(prompt), context_id, public_len=public_len)
+    verbs = (fill, Generate(Sampling(max_tokens=10), context_id))
     call = EngineCall(Dispatch(CallId(number), domain, arrival, "LATENCY", verbs), received_us=1)
     call.advance(lambda _ids: "")
     return call
@@ -75,6 +78,23 @@ def test_a_call_waits_for_a_prefix_under_way_and_lets_others_pass() -> None:
     compute(tree, running[0], 1)  # 31 to come: not worth the wait
     assert admit(queue, running) == [2]
     assert running[-1].num_computed == 49
+
+
+def test_a_call_waits_for_published_text_that_another_tenant_computes_and_for_no_more() -> None:
+    tree, running = ContextTree(100), list[EngineCall]()
+    queue = WaitingQueue(tree)
+    shared = list(range(100, 220))
+    queue.add(call_of(1, [*shared, 1], domain=1, public_len=60))
+    queue.add(call_of(2, [*shared, 2], domain=2, public_len=60))
+    queue.add(call_of(3, [*shared, 3], domain=3))  # says of the same text that it is its own
+    queue.add(call_of(4, [*shared, 4], domain=1, public_len=60))
+    assert admit(queue, running) == [1, 3]
+    compute(tree, running[0], 60)
+    assert admit(queue, running) == [2]
+    assert running[-1].num_computed == 60
+    compute(tree, running[0], 60)
+    assert admit(queue, running) == [4]
+    assert running[-1].num_computed == 120
 
 
 def test_the_first_call_without_room_keeps_those_behind_it_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -37,7 +38,7 @@ def encode(text: str) -> np.ndarray:
 
 
 def call_of(*verbs: Verb) -> EngineCall:
-    call = EngineCall(Dispatch(CallId(1), 0, 5, "LATENCY", verbs), received_us=1)
+    call = EngineCall(Dispatch(CallId(1), 1, 5, "LATENCY", verbs), received_us=1)
     call.advance(decode, EOS)
     return call
 
@@ -48,6 +49,28 @@ def fill(*ids: int) -> Fill:
 
 def generate(max_tokens: int = 9, *stop: str) -> Generate:
     return Generate(Sampling(max_tokens=max_tokens, stop=stop), HERE)
+
+
+@pytest.mark.parametrize(
+    ("verbs", "public_len"),
+    [
+        ((fill(1, 2, 3),), 4),
+        ((fill(1, 2, 3),), -1),
+        ((generate(), fill(1, 2)), 2),
+        ((fill(1), fill(1, 2)), 2),
+    ],
+)
+def test_only_text_that_the_context_begins_with_is_public(verbs: tuple[Verb, ...], public_len: int) -> None:
+    last = msgspec.structs.replace(verbs[-1], public_len=public_len)
+    with pytest.raises(InvalidRequest, match="can be public") as refused:
+        call_of(*verbs[:-1], last)
+    assert refused.value.param == "public_len"
+
+
+@pytest.mark.parametrize("domain", [0, -1])
+def test_no_call_is_of_the_public_domain(domain: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"of the domain {domain}; tenants have numbers from 1"):
+        EngineCall(Dispatch(CallId(1), domain, 5, "LATENCY", (fill(1),)), received_us=1)
 
 
 def feed(call: EngineCall, *ids: int) -> list[str]:
@@ -145,7 +168,7 @@ def test_a_second_generate_computes_the_last_id_again_if_it_was_computed() -> No
 def test_free_context_frees_others_at_once_and_its_own_at_the_end() -> None:
     other = ContextId(77)
     call = EngineCall(
-        Dispatch(CallId(1), 0, 5, "LATENCY", (FreeContext(other), fill(1), FreeContext(HERE))), received_us=1
+        Dispatch(CallId(1), 1, 5, "LATENCY", (FreeContext(other), fill(1), FreeContext(HERE))), received_us=1
     )
     assert call.advance(decode, EOS) == [other]
     assert call.frees_context
@@ -159,7 +182,7 @@ def test_programs_that_cannot_run_are_refused(verbs: tuple[Verb, ...]) -> None:
 
 @pytest.mark.parametrize("bad", [-1, 100])
 def test_ids_outside_the_vocabulary_are_refused_by_value(bad: int) -> None:
-    call = EngineCall(Dispatch(CallId(1), 0, 5, "LATENCY", (fill(3, bad),)), received_us=1)
+    call = EngineCall(Dispatch(CallId(1), 1, 5, "LATENCY", (fill(3, bad),)), received_us=1)
     with pytest.raises(InvalidRequest, match=f"token id {bad} is outside"):
         call.check(100)
 

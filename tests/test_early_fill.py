@@ -23,7 +23,7 @@ def prompt(seed: int, length: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(10, 200, length)]
 
 
-def fill(harness: Harness, ids: Sequence[int], domain: int = 0) -> int:
+def fill(harness: Harness, ids: Sequence[int], domain: int = 1) -> int:
     return harness.submit_verbs([list(ids)], domain=domain, early_fill=True)
 
 
@@ -47,7 +47,7 @@ def test_a_filled_prefix_is_found_by_the_call_that_begins_with_it(
     result = harness.generate(prefix + rest)
     assert result.fills[0].cached_tokens == 150
     assert result.ids == fresh.generate(prefix + rest).ids
-    assert harness.generate(prefix + rest, domain=1).fills[0].cached_tokens == 0
+    assert harness.generate(prefix + rest, domain=2).fills[0].cached_tokens == 0
 
 
 def test_calls_go_first_and_share_what_is_there_of_an_unfinished_prefix(

@@ -497,7 +497,7 @@ def test_a_program_that_cannot_run_is_refused_by_name(
 def test_ids_in_use_are_refused(make: MakeHarness) -> None:
     harness = make()
     call = harness.submit(prompt_of(5), max_tokens=2)
-    dispatch = Dispatch(CallId(call), 0, 0, "LATENCY", (Fill(pack_ids([4]), ContextId(50)),))
+    dispatch = Dispatch(CallId(call), 1, 0, "LATENCY", (Fill(pack_ids([4]), ContextId(50)),))
     with pytest.raises(DuplicateRequest):
         harness.engine.submit(dispatch)
     reuse = harness.submit_verbs([Fill(pack_ids([4]), ContextId(call))])

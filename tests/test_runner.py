@@ -23,7 +23,7 @@ def runner(tiny_model: Path) -> ModelRunner:
 def opened(tree: ContextTree, number: int, ids: list[int]) -> EngineCall:
     context_id = ContextId(number)
     verbs = (Fill(pack_ids(ids), context_id), Generate(Sampling(), context_id))
-    call = EngineCall(Dispatch(CallId(number), 0, 0, "LATENCY", verbs), received_us=1)
+    call = EngineCall(Dispatch(CallId(number), 1, 0, "LATENCY", verbs), received_us=1)
     call.advance(lambda _ids: "")
     call.num_computed = tree.open(number, 0, call.ids.view(), len(ids) - 1)
     return call

@@ -58,7 +58,7 @@ def run(engine: Engine, workload: dict[str, Any], first_id: int) -> dict[str, fl
     for number, prompt in enumerate(workload["prompts"], first_id):
         context_id = ContextId(number)
         verbs = (Fill(pack_ids(prompt), context_id), Generate(sampling, context_id))
-        engine.submit(Dispatch(CallId(number), 0, 0, "THROUGHPUT", verbs))
+        engine.submit(Dispatch(CallId(number), 1, 0, "THROUGHPUT", verbs))
     counters = engine.counters
     decoded_at_fill = decoded = counters.decode_tokens
     prefilled = counters.prefill_tokens

@@ -21,6 +21,7 @@ from .errors import ErrorInfo, ParrotError
 PROTOCOL_VERSION = 3
 
 CallId = NewType("CallId", int)  # unique for the life of a manager, never reused
+PUBLIC_DOMAIN = 0  # of text that the operator published; tenants have numbers from 1
 ContextId = NewType("ContextId", int)  # unique for the life of a manager, never reused; 0 = no context
 Ids = npt.NDArray[np.int32]
 Objective = Literal["LATENCY", "THROUGHPUT"]
@@ -82,11 +83,15 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 class Fill(msgspec.Struct, frozen=True, tag=True):
     """Put tokens into a context. The first Fill of a call carries every id of the prompt from position 0,
     whatever ``parent_context_id`` says: the parent is a hint, the engine matches by tokens. Later Fills of
-    the same call append to the context."""
+    the same call append to the context.
+
+    ``[0, public_len)`` of the first Fill belong to the public domain, everything else of a call to its own:
+    KV depends on all that is before it, so what everybody may share is always a beginning."""
 
     token_ids: bytes
     context_id: ContextId
     parent_context_id: ContextId = ContextId(0)
+    public_len: int = 0
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True):
@@ -110,7 +115,8 @@ Verb = Fill | Generate | FreeContext
 
 
 class Dispatch(msgspec.Struct, frozen=True, tag=True):
-    """Run a call. ``domain`` isolates tenants: only contexts of the same domain share KV.
+    """Run a call. ``domain`` >= 1 isolates tenants: beyond published text (Fill) only contexts of the same
+    domain share KV.
     ``app_arrival_us`` orders the engine's waiting queue and preemption (wall-independent, manager clock).
     ``early_fill``: a prefix that calls which wait for inputs will begin with, one Fill; it is computed when
     the engine has time to spare, and is cache as soon as it is there."""

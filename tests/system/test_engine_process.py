@@ -81,7 +81,7 @@ class Manager:
         context_id = ContextId(call_id)
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
         verbs = (Fill(pack_ids(prompt), context_id), Generate(sampling, context_id))
-        self.send(Dispatch(CallId(call_id), 0, 0, "LATENCY", verbs, **options))
+        self.send(Dispatch(CallId(call_id), 1, 0, "LATENCY", verbs, **options))
         return call_id
 
     def replies_of(self, call_id: int, timeout_s: float = 20.0) -> list[wire.Reply]:
@@ -195,7 +195,7 @@ def test_bad_frames_are_counted_and_dropped_and_work_goes_on(running: Manager) -
     good = wire.encode(wire.Ping("m1"))
     for frames in ([b"\xff\x00garbage"], [b""], [good, good], [good[:-3]], [b"\x80\x04N."]):
         manager.send_frame(*frames)
-    bad_ids = Dispatch(CallId(900), 0, 0, "LATENCY", (Fill(b"odd", ContextId(900)),))
+    bad_ids = Dispatch(CallId(900), 1, 0, "LATENCY", (Fill(b"odd", ContextId(900)),))
     manager.send(bad_ids)
     assert isinstance(manager.replies_of(900)[-1], wire.CallFailed)
     assert isinstance(manager.replies_of(manager.dispatch([5, 6, 7]))[-1], wire.CallDone)

@@ -29,6 +29,14 @@ def common_prefix(first: Ids, second: Ids) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
+def common_cacheable(first: EngineCall, second: EngineCall) -> int:
+    """Length of the longest prefix that two calls have in the same domains: one may use the other's KV."""
+    length = common_prefix(first.ids.view(), second.ids.view())
+    if (first.domain, first.public_len) == (second.domain, second.public_len):
+        return length
+    return min(length, first.public_len, second.public_len)
+
+
 def check_fits(call: EngineCall, max_len: int, num_blocks: int) -> None:
     """Raise :class:`PromptTooLong` for a call that could not run even with the engine to itself."""
     num_tokens = call.num_fill_ids + call.max_generated
@@ -109,11 +117,16 @@ class WaitingQueue:
     def is_being_computed(self, call: EngineCall, active: Sequence[EngineCall]) -> bool:
         """Another call is about to compute at least HOLD_TOKENS of this prompt that are not cached yet."""
         ids = call.ids.view(0, call.max_cached)
-        sharers = [c for c in active if c.domain == call.domain and c.num_remaining >= HOLD_TOKENS]
+        sharers = [
+            other
+            for other in active
+            if other.num_remaining >= HOLD_TOKENS and (other.domain == call.domain or call.public_len)
+        ]
         if len(ids) < HOLD_TOKENS or not sharers:
             return False
-        cached = self._tree.pending_prefix(call.domain, ids)
-        return any(common_prefix(ids, other.ids.view()) - cached >= HOLD_TOKENS for other in sharers)
+        cached = self._tree.pending_prefix(call.domain, ids, min(call.public_len, len(ids)))
+        wanted = (min(common_cacheable(call, other), len(ids)) for other in sharers)
+        return any(length - cached >= HOLD_TOKENS for length in wanted)
 
     def _open(self, call: EngineCall, active: Sequence[EngineCall]) -> int | None:
         """Open the context if its blocks fit; the length of its cached prefix, or None.
@@ -126,7 +139,7 @@ class WaitingQueue:
         """
         ids = call.ids.view()
         max_prefix = call.max_cached
-        cached = self._tree.pending_prefix(call.domain, ids[:max_prefix])
+        cached = self._tree.pending_prefix(call.domain, ids[:max_prefix], min(call.public_len, max_prefix))
         promised = sum(num_blocks_for(len(c.ids)) - num_blocks_for(c.num_computed) for c in active)
         wanted = num_blocks_for(len(ids)) - cached // BLOCK_SIZE + promised + len(active)
         room = self._num_available() - wanted
@@ -134,7 +147,7 @@ class WaitingQueue:
             return None
         if call.has_context:  # preempted: what it left in the cache is found by content
             self._tree.free(call.context_id)
-        prefix_len = self._tree.open(call.context_id, call.domain, ids, max_prefix)
+        prefix_len = self._tree.open(call.context_id, call.domain, ids, max_prefix, call.public_len)
         call.has_context = True
         if active and wanted > self._num_available():  # the prefix itself is no longer evictable
             self._tree.release(call.context_id)

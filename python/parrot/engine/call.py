@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import EngineError, InvalidRequest
 from ..wire import (
+    PUBLIC_DOMAIN,
     ContextId,
     Dispatch,
     Fill,
@@ -120,7 +121,8 @@ class EngineCall:
     def __init__(self, dispatch: Dispatch, received_us: int) -> None:
         self.call_id = dispatch.call_id
         self.context_id = _context_of(dispatch)
-        self.domain = dispatch.domain
+        self.domain = _domain_of(dispatch)
+        self.public_len = _public_len_of(dispatch)
         self.order = (dispatch.app_arrival_us, int(dispatch.call_id))  # earlier applications first
         self.stream = dispatch.stream
         self.received_us = received_us
@@ -153,6 +155,12 @@ class EngineCall:
     def num_remaining(self) -> int:
         """Ids that wait to be computed."""
         return len(self.ids) - self.num_computed
+
+    @property
+    def num_computable(self) -> int:
+        """How many of them one step may compute: those of one domain."""
+        to_seam = self.public_len - self.num_computed
+        return min(self.num_remaining, to_seam) if to_seam > 0 else self.num_remaining
 
     @property
     def ended(self) -> bool:
@@ -323,6 +331,28 @@ def _context_of(dispatch: Dispatch) -> ContextId:
             param="verbs",
         )
     return contexts.pop()
+
+
+def _domain_of(dispatch: Dispatch) -> int:
+    if dispatch.domain <= PUBLIC_DOMAIN:
+        raise InvalidRequest(
+            f"call {dispatch.call_id} is of the domain {dispatch.domain}; tenants have numbers from 1",
+            param="domain",
+        )
+    return dispatch.domain
+
+
+def _public_len_of(dispatch: Dispatch) -> int:
+    public_lens = [verb.public_len for verb in dispatch.verbs if isinstance(verb, Fill)]
+    first = dispatch.verbs[0]
+    longest = len(_fill_ids(first)) if isinstance(first, Fill) else 0
+    if any(public_lens[1:]) or not 0 <= sum(public_lens) <= longest:
+        raise InvalidRequest(
+            f"call {dispatch.call_id}: public_len of its Fills is {public_lens}; only text that the context "
+            f"begins with, here {longest} ids, can be public",
+            param="public_len",
+        )
+    return sum(public_lens)
 
 
 def _fill_ids(fill: Fill) -> Ids:

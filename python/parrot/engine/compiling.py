@@ -23,7 +23,9 @@ class CompileQueue:
     def add(self, call: EngineCall) -> bool:
         """Take a new call; False if it can run now. Raises :class:`InvalidRequest` for a grammar that is
         known to be impossible."""
-        futures = {verb: self._grammars.compile(grammar) for verb, grammar in call.grammars.items()}
+        futures = {
+            verb: self._grammars.compile(grammar, call.domain) for verb, grammar in call.grammars.items()
+        }
         if all(future.done() for future in futures.values()):
             _give_matchers(call, futures)
             return False

@@ -92,7 +92,7 @@ class EarlyFills:
             if waiting.is_being_computed(call, running):
                 continue
             self._open(call)
-            count = min(call.num_remaining, budget)
+            count = min(call.num_computable, budget)
             pieces.append(Work(call, count))
             budget -= count
         return pieces
@@ -101,7 +101,7 @@ class EarlyFills:
         if call.has_context:
             self._tree.free(call.context_id)
         ids = call.ids.view()
-        call.num_computed = self._tree.open(call.context_id, call.domain, ids, len(ids) - 1)
+        call.num_computed = self._tree.open(call.context_id, call.domain, ids, len(ids) - 1, call.public_len)
         call.has_context = True
         self._held.append(call)
 

@@ -66,7 +66,7 @@ class Engine:
         self.tree = ContextTree(runner.num_blocks, BLOCK_SIZE)
         self._runner = runner
         self._tokenizer = tokenizer
-        self._encoder = PromptEncoder(tokenizer)
+        self._encoder = PromptEncoder(tokenizer, cache_bytes=0)  # calls of many tenants use it
         self._max_batch_size = max_batch_size
         self._max_batch_tokens = max_batch_tokens
         self._clock = clock  # microseconds

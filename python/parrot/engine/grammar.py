@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import ParrotError
 from ..grammars import native_grammar, refused
 from ..tokenizer.tokenizer import Tokenizer
-from ..wire import Grammar
+from ..wire import PUBLIC_DOMAIN, Grammar
 
 log = logging.getLogger(__name__)
 _MAX_CACHED = 256
@@ -104,19 +104,21 @@ class Grammars:
         self._vocab_size = vocab_size
         self._native: LLTokenizer | None = None
         self._native_lock = threading.Lock()
-        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[tuple[int, Grammar], Future[LLMatcher]] = OrderedDict()
         self._compilers = ThreadPoolExecutor(_NUM_COMPILERS, "grammar-compiler")
         self._masker = ThreadPoolExecutor(1, "grammar-masks")
         self._executor: LLExecutor | None = None
 
-    def compile(self, grammar: Grammar) -> Future[LLMatcher]:
-        """Compile in a thread, or find in the cache. The result fails with :class:`InvalidRequest`."""
-        known = self._compiled.get(grammar)
+    def compile(self, grammar: Grammar, domain: int = PUBLIC_DOMAIN) -> Future[LLMatcher]:
+        """Compile in a thread, or find in the cache of the domain: how soon a first token comes tells nobody
+        what schemas other tenants use. The result fails with :class:`InvalidRequest`."""
+        key = (domain, grammar)
+        known = self._compiled.get(key)
         if known is None:
-            known = self._compiled[grammar] = self._compilers.submit(self._compile_safely, grammar)
+            known = self._compiled[key] = self._compilers.submit(self._compile_safely, grammar)
             while len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
+        self._compiled.move_to_end(key)
         return known
 
     def _compile_safely(self, grammar: Grammar) -> LLMatcher:

@@ -45,7 +45,7 @@ def choose_work(running: Iterable[EngineCall], budget: int) -> list[Work]:
     """Every decode, then prefill chunks, the earliest application first, up to so many tokens."""
     work: list[Work] = []
     for call in sorted(running, key=lambda call: call.num_remaining > 1):
-        count = min(call.num_remaining, budget)
+        count = min(call.num_computable, budget)
         if count > 0:
             work.append(Work(call, count))
             budget -= count

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._core import ContextTree
 from ..tokenizer.tokenizer import Tokenizer, read_json
-from ..wire import CallId, CostModel, Dispatch, Ids, ModelInfo, Reply
+from ..wire import CallId, CostModel, Dispatch, Fill, Ids, ModelInfo, Reply
 from .batch import BLOCK_SIZE
 from .call import EngineCall, Output
 from .engine import Engine
@@ -77,6 +77,15 @@ class SimulatedRunner:
             ends = [self._tokenizer.backend.token_to_id(token) for token in _CLOSERS]
             self._bias[[*self._tokenizer.eos_ids, *(end for end in ends if end is not None)]] = 2.0
         return self._bias
+
+
+def _alone(dispatch: Dispatch) -> Dispatch:
+    """The call in a domain of its own."""
+    verbs = tuple(
+        msgspec.structs.replace(verb, public_len=0) if isinstance(verb, Fill) else verb
+        for verb in dispatch.verbs
+    )
+    return msgspec.structs.replace(dispatch, domain=int(dispatch.call_id), verbs=verbs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +155,7 @@ class SimulatedEngine(Engine):
         """See :class:`Engine`."""
         self._steady = False
         if not self._cache_prefixes:
-            dispatch = msgspec.structs.replace(dispatch, domain=int(dispatch.call_id))
+            dispatch = _alone(dispatch)
         super().submit(dispatch)
 
     def _forget(self, call: EngineCall) -> None:
