@@ -34,9 +34,7 @@ class ContextTree:
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None: ...
-    def open(
-        self, context_id: int, domain: int, token_ids: I32, max_prefix: int, public_len: int = 0
-    ) -> int:
+    def open(self, context_id: int, domain: int, token_ids: I32, max_prefix: int, public_len: int = 0) -> int:
         """Create a held context on the longest committed prefix of ``token_ids[:max_prefix]``, of which
         ``[0, public_len)`` is in the public domain and the rest in ``domain``; return its length. Takes no
         block. ``context_id`` must be new. ``token_ids`` may be empty."""
