@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -37,6 +38,7 @@ from parrot.errors import (
 )
 from parrot.manager.call import CallState
 from parrot.manager.graph import Graph
+from parrot.manager.slices import run_whole
 
 LOST = EngineLost("the engine died").to_info()
 
@@ -579,3 +581,27 @@ def test_4096_calls_are_inserted_within_a_second() -> None:
     started = time.process_time()
     graph.add(submitted, now_us=0)
     assert time.process_time() - started < 1
+
+
+def test_what_happens_while_a_submit_is_checked_is_seen_before_it_is_inserted() -> None:
+    def interrupted(graph: Graph, meanwhile: Callable[[], object]) -> DoubleProducer | DuplicateRequest:
+        work = graph.adding(
+            body(prompt_call("F", "{{output:x}}"), prompt_call("G", "{{output:y}}")), now_us=0
+        )
+        for _ in range(3):
+            next(work)
+        meanwhile()
+        before = (len(graph.calls), len(graph.variables))
+        with pytest.raises((DoubleProducer, DuplicateRequest)) as caught:
+            run_whole(work)
+        assert (len(graph.calls), len(graph.variables)) == before
+        return caught.value  # type: ignore[return-value]
+
+    graph = make_graph()
+    submit(graph, variables=[value("x")])
+    assert interrupted(graph, lambda: graph.set_value("x", "1")).param == "x"
+    graph = make_graph()
+    assert interrupted(graph, lambda: submit(graph, variables=[value("y", "1")])).param == "y"
+    graph = make_graph()
+    other = prompt_call("other", "{{output:z}}", request_id="G")
+    assert interrupted(graph, lambda: submit(graph, other)).param == "request_id"

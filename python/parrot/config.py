@@ -110,6 +110,7 @@ class ManagerConfig:
     drain_grace_s: float = 20.0  # what running calls have to finish after SIGTERM
     max_retries: int = 2
     max_calls_per_submit: int = 4096
+    max_sources_per_submit: int = 65536  # of derived variables
     max_body_bytes: int = 32 * 2**20
     max_value_bytes: int = 8 * 2**20
     max_queued_calls: int = 100_000  # submitted and not finished

@@ -14,8 +14,10 @@ from typing import Literal
 from .errors import TemplateError
 
 HoleKind = Literal["input", "output"]
-_HOLE = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*(?::\s*([^{}]*?)\s*)?\}\}")
+# One way to match each text: a second optional run of spaces would take cubic time on a long one.
+_HOLE = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*(?::([^{}]*))?\}\}")
 _SINGLE_BRACES = re.compile(r"(?<!\{)\{\s*(?:input|output)\s*(?::[^{}]*)?\}(?!\})")
+_MAX_SHOWN = 80
 _NAME = re.compile(r"[A-Za-z_]\w{0,127}\Z")
 
 
@@ -48,13 +50,15 @@ def parse_template(text: str, *, where: str = "template") -> tuple[Segment, ...]
     outputs: dict[str, int] = {}
     inputs: dict[str, int] = {}
     position = 0
+    line = 1
     for match in _HOLE.finditer(text):
-        line = text.count("\n", 0, match.start()) + 1
+        line += text.count("\n", position, match.start())
         hole = _hole(match, line, where)
         if match.start() > position:
             segments.append(Constant(text[position : match.start()]))
         _check_names(hole, inputs, outputs, where)
         segments.append(hole)
+        line += text.count("\n", match.start(), match.end())
         position = match.end()
     if position < len(text):
         segments.append(Constant(text[position:]))
@@ -81,16 +85,17 @@ def single_brace_hint(text: str) -> str | None:
 
 def _hole(match: re.Match[str], line: int, where: str) -> Hole:
     kind, name = match.group(1), match.group(2)
+    text = match.group(0)
+    shown = repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
     if kind not in ("input", "output"):
         raise TemplateError(
-            f"{where}, line {line}: {match.group(0)!r} is not a hole; "
+            f"{where}, line {line}: {shown} is not a hole; "
             "write {{input:name}} or {{output:name}}"
         )
-    if name is None and kind == "output":
-        name = "output"
-    if name is None or not _NAME.match(name):
+    name = "output" if name is None and kind == "output" else (name or "").strip()
+    if not _NAME.match(name):
         raise TemplateError(
-            f"{where}, line {line}: {match.group(0)!r} needs a name of letters, digits and underscores"
+            f"{where}, line {line}: {shown} needs a name of letters, digits and underscores"
         )
     return Hole("input" if kind == "input" else "output", name, line)
 

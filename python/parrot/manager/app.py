@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from .. import __version__
-from ..api import ErrorReply
+from ..api import ErrorReply, SubmitBody
 from ..errors import Unavailable
 from .auth import Auth, caller_of
 from .engines import EngineRegistry
@@ -17,6 +17,7 @@ from .http_errors import BodyLimit, error_response, error_responses, install_err
 from .openai_api import openai_router
 from .routes import session_router
 from .service import Service
+from .submit_body import schemas_of
 from .supervisor import Supervisor
 
 _NOT_READY = "the service is not ready; its log says why, and so does this route to an operator's key"
@@ -55,7 +56,8 @@ def create_app(service: Service, registry: EngineRegistry, supervisor: Superviso
 
 
 def _correct_openapi(app: FastAPI) -> None:
-    """Take out FastAPI's own 422: a body that does not validate is a 400 with our error body."""
+    """Take out FastAPI's own 422: a body that does not validate is a 400 with our error body. Put in what the
+    route of submits reads, which FastAPI does not know."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -64,8 +66,10 @@ def _correct_openapi(app: FastAPI) -> None:
             for path in document["paths"].values():
                 for operation in path.values():
                     operation["responses"].pop("422", None)
+            schemas = document["components"]["schemas"]
             for name in ("HTTPValidationError", "ValidationError"):
-                document["components"]["schemas"].pop(name, None)
+                schemas.pop(name, None)
+            schemas.update(schemas_of(SubmitBody))
         return generate()
 
     app.openapi = openapi  # type: ignore[method-assign]

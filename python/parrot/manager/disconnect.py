@@ -8,12 +8,27 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from ..errors import InvalidRequest
 
 T = TypeVar("T")
 
 
 class ClientLeft(Exception):
     """The client closed its connection; nobody reads the answer any more."""
+
+
+async def whole_body(request: Request) -> bytes:
+    """The body of a request whose route reads JSON itself. Raises :class:`ClientLeft`, and
+    :class:`InvalidRequest` for what a page of another site could send here without asking (a form, text)."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise InvalidRequest("the body must be sent as application/json", param="Content-Type")
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise ClientLeft from None
 
 
 async def _disconnected(request: Request) -> None:

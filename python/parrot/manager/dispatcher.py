@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .. import wire
-from .._core import Placement
 from ..errors import EngineLost, ErrorInfo, InternalError, ParrotError
 from ..tokenizer import EncodedPrompt, Piece
 from .application import Application
@@ -25,9 +24,9 @@ from .engines import Engine, EngineRegistry
 from .prompts import CallPrompt, Limits, PromptBuilder, assemble, num_chars
 from .runs import Run, num_new_tokens
 from .scheduler_bridge import SchedulerBridge
+from .slices import SLICE_S
 
 log = logging.getLogger(__name__)
-_SLICE_S = 0.003
 _MAX_HOLD_S = 0.02  # calls made together are placed together, if encoding them takes no longer
 _THREAD_CHARS = 16 * 1024
 
@@ -71,6 +70,7 @@ class Dispatcher:
         self._losses: dict[Call, int] = {}
         self._runs: dict[wire.CallId, Run] = {}
         self._open: dict[Call, Run] = {}  # the run that still owes outputs
+        self._placed: deque[tuple[Run, wire.ContextId]] = deque()  # not sent yet; with the parent context
         self._aborts: dict[Engine, list[Run]] = defaultdict(list)
         self._held_since: float | None = None
         self._turn_is_due = False
@@ -156,15 +156,17 @@ class Dispatcher:
             run = self._runs.pop(run_id)
             if self._open.get(run.call) is run:
                 del self._open[run.call]
-                self._run_again(run.call, engine)
+                self._run_again(run, engine)
         engine.num_dispatched = 0
         alive = self._registry.alive
         if alive:
             self.limits = Limits.of([one.registration for one in alive])
         self.turn()
 
-    def _run_again(self, call: Call, engine: Engine) -> None:
-        losses = self._losses[call] = self._losses.get(call, 0) + 1
+    def _run_again(self, run: Run, engine: Engine) -> None:
+        call = run.call
+        was_sent = bool(run.steps)
+        losses = self._losses[call] = self._losses.get(call, 0) + was_sent
         if losses > self._max_retries:
             message = f"call {call.name}: lost with engine {engine.name}, for the {losses}. time"
             self._owner.call_failed(call, EngineLost(message).to_info())
@@ -178,15 +180,17 @@ class Dispatcher:
     def turn(self) -> None:
         """Encode what is ready, place it, send it."""
         started = now_s()
-        while self._to_encode and now_s() - started < _SLICE_S:
+        self._send_placed(started)
+        while self._to_encode and now_s() - started < SLICE_S:
             self._encode(self._to_encode.popleft())
         if self._to_encode and self._held_since is None:
             self._held_since = started
         if not self._to_encode or started - (self._held_since or started) > _MAX_HOLD_S:
             self._place()
             self._held_since = None
+            self._send_placed(started)
         self._send_aborts()
-        if self._to_encode and not self._turn_is_due:
+        if (self._to_encode or self._placed) and not self._turn_is_due:
             self._turn_is_due = True
             asyncio.get_running_loop().call_soon(self._next_turn)
         if self.num_busy == 0:
@@ -281,24 +285,31 @@ class Dispatcher:
             run = self._runs.get(wire.CallId(placement.call_id))
             engine = self._registry.get(placement.engine_id)
             if run is None or engine is None:
-                continue  # stopped by the failure of another call in this loop
+                continue
+            # Now, not when it is sent: scheduler and registry always say the same of an engine's load.
+            run.engine = engine
+            engine.num_dispatched += 1
+            self._placed.append((run, wire.ContextId(placement.parent_context_id)))
+
+    def _send_placed(self, started: float) -> None:
+        while self._placed and now_s() - started < SLICE_S:
+            run, parent = self._placed.popleft()
+            if self._runs.get(run.run_id) is not run or run.engine is None:
+                continue  # stopped, or its engine was lost
             try:
-                self._dispatch(run, engine, placement)
+                self._dispatch(run, run.engine, parent)
             except ParrotError as error:
                 self._owner.call_failed(run.call, error.to_info())
             except Exception as error:
                 self._bug(run.call, error)
 
-    def _dispatch(self, run: Run, engine: Engine, placement: Placement) -> None:
+    def _dispatch(self, run: Run, engine: Engine, parent: wire.ContextId) -> None:
         call = run.call
         self._match_steps(run)
-        run.engine = engine
-        engine.num_dispatched += 1
         steps = call.dispatch(engine.name)
         if call.timing.dispatched_us is None or call.next_step == 0:
             call.timing.dispatched_us = now_us()
         call.prompt_tokens = sum(len(fill.token_ids) for fill in self._prompts[call].fills)
-        parent = wire.ContextId(placement.parent_context_id)
         frame = run.dispatch(steps, parent)
         # A send that fails makes the registry report the engine as lost, which queues the call again.
         self._registry.send(engine, frame)

@@ -6,7 +6,7 @@ Nothing here touches the graph, so that a submit is taken whole or refused whole
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..api import CallBody, PlaceholderBody, SubmitBody, VariableBody
@@ -53,19 +53,21 @@ def check_value_size(value: str, what: str, config: ManagerConfig) -> None:
         raise RequestTooLarge(f"{what}: the value is above the limit of {limit} bytes", param="value")
 
 
-def draft_submit(
+def drafting(
     body: SubmitBody,
     *,
     setting: Setting,
     variables: Mapping[str, Variable],
     live: Mapping[str, Call],
     now_us: int,
-) -> Draft:
+) -> Generator[None, None, Draft]:
     """Check a submit against the graph's ``variables`` and ``live`` calls; cycles are checked elsewhere.
 
+    It yields between calls (:mod:`parrot.manager.slices`). What other requests did to the graph in the
+    meantime is looked at before it ends, and must not change between that and :meth:`Graph.add`'s insertion.
     Raises the typed errors of a bad request, naming function, placeholder or variable.
     """
-    return _Drafter(setting, variables, live, now_us).build(body)
+    return _Drafter(setting, variables, live, now_us).building(body)
 
 
 class _Drafter:
@@ -80,20 +82,38 @@ class _Drafter:
         self._claimed: set[Variable] = set()
         self._request_ids: set[str] = set()
 
-    def build(self, body: SubmitBody) -> Draft:
+    def building(self, body: SubmitBody) -> Generator[None, None, Draft]:
         limit = self._setting.config.max_calls_per_submit
         if len(body.calls) > limit:
             raise RequestTooLarge(f"{len(body.calls)} calls are above the limit of {limit} per submit")
         for variable in body.variables:
             self._declare(variable)
-        outputs = [self._declare_placeholders(call) for call in body.calls]
+        yield
+        outputs = []
+        for call in body.calls:
+            outputs.append(self._declare_placeholders(call))
+            yield
         for variable in body.variables:
             self._derive(variable)
+            yield
         for call, output_vars in zip(body.calls, outputs, strict=True):
             self._add_call(call, output_vars)
+            yield
         for label in body.labels:
             self._find(label.semantic_var_id)
+        self._check_again()
         return self._draft
+
+    def _check_again(self) -> None:
+        """Other submits of the session, and values that were set, may have come in between."""
+        for var_id in self._draft.variables:
+            if var_id in self._old:
+                raise DoubleProducer(f"variable {var_id} was made by another submit meanwhile", param=var_id)
+        for variable in self._claimed:
+            if variable.has_origin:
+                raise DoubleProducer(describe_origin(variable), param=variable.id)
+        for request_id in self._request_ids:
+            self._check_request_id(request_id, request_id)
 
     # --- variables ---
 
@@ -194,13 +214,19 @@ class _Drafter:
 
     def _take_request_id(self, body: CallBody) -> str:
         request_id = body.request_id or f"r-{secrets.token_hex(8)}"
-        if request_id in self._live or request_id in self._request_ids:
+        self._check_request_id(request_id, body.function or "a call")
+        if request_id in self._request_ids:
             raise DuplicateRequest(
-                f"{body.function or 'a call'}: request_id {request_id!r} is in use by a live call",
-                param="request_id",
+                f"{body.function or 'a call'}: request_id {request_id!r} appears twice", param="request_id"
             )
         self._request_ids.add(request_id)
         return request_id
+
+    def _check_request_id(self, request_id: str, where: str) -> None:
+        if request_id in self._live:
+            raise DuplicateRequest(
+                f"{where}: request_id {request_id!r} is in use by a live call", param="request_id"
+            )
 
     def _make_call(self, body: CallBody, request_id: str, prompt: ParsedPrompt, shape: CallShape) -> Call:
         return Call(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Generator
 
 from .. import wire
 from ..api import SubmitBody
 from ..config import ManagerConfig
-from ..errors import ErrorInfo, InternalError, Overloaded, TypedOutputFailed, Unavailable
+from ..errors import ErrorInfo, InternalError, Overloaded, SessionClosed, TypedOutputFailed, Unavailable
 from ..tokenizer import EncodedPrompt, Tokenizer
 from .analysis import deduce
 from .application import Application
@@ -31,6 +32,7 @@ from .runs import Run
 from .scheduler_bridge import SchedulerBridge
 from .session import Session
 from .single import SingleCall
+from .slices import run_whole
 from .tenants import Tenants
 from .uses import ContextUses
 
@@ -89,11 +91,25 @@ class Executor:
     def add(
         self, application: Application, body: SubmitBody, fill: EncodedPrompt | None = None
     ) -> list[Call]:
-        """Add calls to an application's graph and start those that can run. ``fill``: a single call's ids."""
-        self.check_open(len(body.calls))
+        """:meth:`adding` without a pause. ``fill``: a single call's ids."""
+        return run_whole(self.adding(application, body, fill))
+
+    def adding(
+        self, application: Application, body: SubmitBody, fill: EncodedPrompt | None = None
+    ) -> Generator[None, None, list[Call]]:
+        """Add calls to an application's graph and start those that can run; yields while they are checked."""
         session, now = application.session, now_us()
-        was_idle = not session.graph.live
-        submitted = session.graph.add(body, now_us=now)
+        was_idle = True
+
+        def before_insertion() -> None:
+            nonlocal was_idle
+            if application.closed:
+                raise SessionClosed("the session ended while a submit for it was taken")
+            self.check_open(len(body.calls))
+            application.tenant.check_calls(len(body.calls))
+            was_idle = not session.graph.live
+
+        submitted = yield from session.graph.adding(body, now_us=now, before_insertion=before_insertion)
         if was_idle:
             application.arrival_us = now
         self._num_live += len(submitted.calls)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Generator, Iterator
 from dataclasses import dataclass
 
 from ..api import Criteria, SubmitBody
@@ -28,15 +28,20 @@ from ..wire import CallId, Objective
 from .call import NO_TARGETS, Call, CallState, OutputBinding, Step, Targets
 from .cycles import check_cycles
 from .demand import Demand, earliest
-from .draft import Draft, Setting, check_value_size, describe_origin, draft_submit
+from .draft import Draft, Setting, check_value_size, describe_origin, drafting
 from .flow import Changes, Flow
 from .prefix import prefix_hashes
 from .prompt_table import PromptTable
 from .recorder import Recorder
+from .slices import run_whole
 from .tenants import public_id
 from .variable import Consumer, Variable
 
 __all__ = ["Changes", "Graph", "Submitted"]
+
+
+def _nothing() -> None:
+    """Nobody else has a say."""
 
 
 @dataclass(slots=True)
@@ -92,16 +97,24 @@ class Graph:
     # --- events ---
 
     def add(self, body: SubmitBody, *, now_us: int) -> Submitted:
-        """Take a submit, whole or not at all.
+        """:meth:`adding` without a pause."""
+        return run_whole(self.adding(body, now_us=now_us))
+
+    def adding(
+        self, body: SubmitBody, *, now_us: int, before_insertion: Callable[[], None] = _nothing
+    ) -> Generator[None, None, Submitted]:
+        """Take a submit, whole or not at all; yields while it is checked, and inserts it in one go.
+        ``before_insertion`` can still refuse it, by raising.
 
         Raises :class:`TemplateError`, :class:`UnknownPlaceholder`, :class:`TransformError`,
         :class:`VariableNotFound`, :class:`DoubleProducer`, :class:`CycleError`, :class:`DuplicateRequest`,
         :class:`RequestTooLarge` or :class:`InvalidRequest`.
         """
-        draft = draft_submit(
+        draft = yield from drafting(
             body, setting=self.setting, variables=self.variables, live=self.live, now_us=now_us
         )
         check_cycles(draft)
+        before_insertion()
         self.insert(draft, body, now_us)
         if self.recorder is not None:
             self.recorder.submitted(body, draft.calls)

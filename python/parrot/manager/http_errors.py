@@ -33,6 +33,7 @@ from .disconnect import ClientLeft
 log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it
+_MAX_REASON = 300  # a reason may repeat what was sent
 _UNION_MEMBER = re.compile(r"(int|str|constrained-str|list\[.*\])\Z")  # what pydantic tried, not a field
 
 
@@ -124,7 +125,7 @@ def _finding(item: Any) -> tuple[str, str]:
     if item["type"] == "json_invalid":
         return "", f"not JSON at character {item['loc'][-1]}: {item['ctx']['error']}"
     parts = [f"{part:.64}" if isinstance(part, str) else str(part) for part in item["loc"] if part != "body"]
-    return ".".join(part for part in parts if not _UNION_MEMBER.match(part)), str(item["msg"])
+    return ".".join(part for part in parts if not _UNION_MEMBER.match(part)), f"{item['msg']:.{_MAX_REASON}}"
 
 
 def _http_exception_response(error: HTTPException) -> JSONResponse:

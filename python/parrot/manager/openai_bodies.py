@@ -17,6 +17,7 @@ from ..errors import InvalidRequest, UnsupportedParameter
 from .http_errors import invalid_request
 
 MAX_ANSWERS = 128
+_MAX_NAME = 64  # of a parameter that nobody knows
 _SEED_BITS = 62
 _HARMLESS = frozenset(
     {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier"}
@@ -109,8 +110,9 @@ class OpenAIRequest(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if value is None or name in _HARMLESS or _is_neutral(name, value):
                 continue
+            shown = _shown(name)
             raise UnsupportedParameter(
-                f"{name} = {value!r:.100} is not supported by this version", param=name
+                f"{shown} = {value!r:.100} is not supported by this version", param=shown
             )
         if self.best_of not in (None, self.n or 1):
             raise UnsupportedParameter(
@@ -174,6 +176,11 @@ class OpenAIRequest(BaseModel):
                 return wanted.json_schema
             case _:
                 return None
+
+
+def _shown(name: str) -> str:
+    """A parameter's name as an error repeats it."""
+    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}..."
 
 
 def _is_neutral(name: str, value: object) -> bool:
@@ -252,5 +259,6 @@ class ChatRequest(OpenAIRequest):
             for name, value in (message.model_extra or {}).items():
                 if value not in (None, []) and name != "name":
                     raise UnsupportedParameter(
-                        f"messages.{name} is not supported by this version", param=f"messages.{name}"
+                        f"messages.{_shown(name)} is not supported by this version",
+                        param=f"messages.{_shown(name)}",
                     )

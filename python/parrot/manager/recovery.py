@@ -17,7 +17,7 @@ from ..api import CallBody, SubmitBody
 from ..errors import JournalError, ParrotError
 from .clock import now_us
 from .demand import Demand
-from .draft import draft_submit
+from .draft import drafting
 from .executor import Executor
 from .graph import Graph
 from .journal import Journal
@@ -32,6 +32,7 @@ from .recorder import (
     decode_text,
 )
 from .session import SessionTable
+from .slices import run_whole
 from .variable import Variable
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,8 @@ def _replay(graph: Graph, row: Row, wall_offset_us: int) -> None:
 def _take(graph: Graph, body: SubmitBody, submitted_us: int) -> None:
     """A submit that was taken before. Nothing is delivered before :meth:`Graph.resume`, and a request id may
     come again: the call that had it is not known yet to have ended."""
-    draft = draft_submit(body, setting=graph.setting, variables=graph.variables, live={}, now_us=submitted_us)
+    work = drafting(body, setting=graph.setting, variables=graph.variables, live={}, now_us=submitted_us)
+    draft = run_whole(work)
     graph.insert(draft, body, submitted_us)
     for variable, value in draft.values.items():
         variable.end(value, None)

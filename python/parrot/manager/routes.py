@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
 
 from .. import api, errors
 from .auth import caller_of, tenant_of
-from .disconnect import unless_disconnected
+from .disconnect import unless_disconnected, whole_body
 from .engines import EngineRegistry
 from .http_errors import error_responses
 from .service import Service
+from .slices import run_in_slices
+from .submit_body import documented_body, reading
 
 _SUBMIT_ERRORS = (
     errors.InvalidRequest,
@@ -79,12 +82,20 @@ def _add_session_routes(router: APIRouter, service: Service) -> None:
         service.delete_session(session_id, tenant=tenant_of(request))
         await service.saved()
 
-    @router.post("/submit", tags=["session"], responses=error_responses(*_SUBMIT_ERRORS))
-    async def submit(request: Request, body: api.SubmitBody) -> api.SubmitReply:
+    @router.post(
+        "/submit",
+        tags=["session"],
+        response_model=api.SubmitReply,
+        responses=error_responses(*_SUBMIT_ERRORS),
+        openapi_extra=documented_body(api.SubmitBody),
+    )
+    async def submit(request: Request) -> Response:
         """Calls with unrendered prompts, and variables, taken whole or refused whole."""
-        reply = service.submit(body, tenant=tenant_of(request))
+        tenant = tenant_of(request)
+        body = await run_in_slices(reading(await whole_body(request), service.config))
+        reply = await service.submit_in_slices(body, tenant=tenant)
         await service.saved()
-        return reply
+        return Response(reply.model_dump_json(), media_type="application/json")
 
 
 def _add_variable_routes(router: APIRouter, service: Service) -> None:

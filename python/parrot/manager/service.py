@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from .. import api
 from ..errors import (
@@ -26,6 +26,7 @@ from .logprobs import read_logprobs, to_body
 from .recovery import recover
 from .session import SessionTable
 from .single import Pieces, SingleCall
+from .slices import run_in_slices, run_whole
 from .tenants import DEFAULT_TENANT, public_id
 from .variable import Variable
 from .views import graph_view
@@ -45,6 +46,7 @@ class Service:
         self.token_bytes = TokenBytes(executor.prompts.tokenizer.backend)
         self.tenants = executor.tenants
         self._sessions = SessionTable(self.config, self.tenants, journal=journal)
+        self._submitting: dict[tuple[str, str], asyncio.Future[None]] = {}  # the last one of each session
         self._sweep: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -100,7 +102,30 @@ class Service:
         self.executor.close(session, SessionClosed("the session was deleted").to_info())
 
     def submit(self, body: api.SubmitBody, *, tenant: str = DEFAULT_TENANT) -> api.SubmitReply:
-        """Take in variables, calls and labels, whole or not at all."""
+        """:meth:`submitting` without a pause."""
+        return run_whole(self.submitting(body, tenant=tenant))
+
+    async def submit_in_slices(
+        self, body: api.SubmitBody, *, tenant: str = DEFAULT_TENANT
+    ) -> api.SubmitReply:
+        """:meth:`submitting` in slices of the loop's time, after the session's earlier submits: one that
+        comes again while its first copy is being checked must find that taken."""
+        key = (tenant, body.session_id)
+        before = self._submitting.get(key)
+        ended = self._submitting[key] = asyncio.get_running_loop().create_future()
+        try:
+            if before is not None:
+                await asyncio.wait((before,))
+            return await run_in_slices(self.submitting(body, tenant=tenant))
+        finally:
+            ended.set_result(None)
+            if self._submitting[key] is ended:
+                del self._submitting[key]
+
+    def submitting(
+        self, body: api.SubmitBody, *, tenant: str = DEFAULT_TENANT
+    ) -> Generator[None, None, api.SubmitReply]:
+        """Take in variables, calls and labels, whole or not at all; yields while they are checked."""
         limit = self.config.max_calls_per_submit
         if len(body.calls) > limit:
             raise RequestTooLarge(
@@ -121,9 +146,9 @@ class Service:
             self.create_session(body.session_id, tenant=tenant)
         session = self._sessions.get(body.session_id, tenant=tenant)
         try:
-            calls = self.executor.add(self.executor.application_of(session), body)
+            calls = yield from self.executor.adding(self.executor.application_of(session), body)
         except ParrotError:
-            if body.create_session:
+            if body.create_session and self.executor.is_open(session):
                 self.delete_session(body.session_id, tenant=tenant)
             raise
         return self._submit_reply(body.session_id, calls)
