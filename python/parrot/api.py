@@ -336,7 +336,7 @@ class GetReply(Body):
 
 
 class SetBody(Body):
-    """Give a variable its value from outside."""
+    """Give a variable its value from outside. The same value again is taken, another one is a 409."""
 
     session_id: SessionId
     semantic_var_id: VarId

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import os
+import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -21,6 +23,9 @@ from ..errors import ErrorInfo, InvalidRequest, ParrotError, ServiceUnreachable,
 R = TypeVar("R", bound=BaseModel)
 
 NETWORK_S = 30.0  # how long an answer may take beyond the time the service was told to wait
+RECONNECT_S = 60.0  # as long as a standalone engine waits for its manager
+_FIRST_PAUSE_S = 0.05
+_MAX_PAUSE_S = 1.0
 _MAX_WAITING = 256  # long polls at a time, each of which holds a connection
 _KEEPALIVE_S = 3.0  # below uvicorn's 5 s, so that we never write to a connection the service is closing
 
@@ -30,6 +35,10 @@ class Client:
 
     ``find_url`` is awaited before each request: it waits for an embedded service to start, and raises what
     went wrong with it. ``transport`` replaces httpx's own, for tests and for emulated networks.
+
+    A ``repeatable`` request (the service does nothing twice) is sent again while the service is out of reach,
+    for ``reconnect_s`` seconds. None: for a minute if the service keeps a journal (``durable``), since one
+    that is started again then knows what this program waits for; else not at all.
     """
 
     def __init__(
@@ -37,38 +46,67 @@ class Client:
         find_url: Callable[[], Awaitable[str]],
         api_key: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        reconnect_s: float | None = None,
     ) -> None:
         self._find_url = find_url
         self._headers = {"content-type": "application/json", "user-agent": "parrot-client"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._transport = transport
+        self._reconnect_s = reconnect_s
+        self.durable = False  # the service says that sessions survive its own death
         self._http: httpx.AsyncClient | None = None
         self._waiting = asyncio.Semaphore(_MAX_WAITING)
         self._pid = 0
 
-    async def post(self, path: str, body: BaseModel, reply: type[R], *, wait_s: float = 0.0) -> R:
+    async def post(
+        self, path: str, body: BaseModel, reply: type[R], *, wait_s: float = 0.0, repeatable: bool = False
+    ) -> R:
         """POST ``body``; the service may hold its answer for ``wait_s`` seconds. Raises the service's typed
         error, or :class:`ServiceUnreachable`."""
+        send = self._repeat if repeatable else self._request
         if wait_s == 0.0:
-            return _parse(await self._request("POST", path, body, wait_s), reply)
+            return _parse(await send("POST", path, body, wait_s), reply)
         async with self._waiting:
-            return _parse(await self._request("POST", path, body, wait_s), reply)
+            return _parse(await send("POST", path, body, wait_s), reply)
 
     @property
     def crowded(self) -> bool:
         """Whether all long polls are in use, so that others wait for their turn."""
         return self._waiting.locked()
 
-    async def send(self, method: str, path: str, body: BaseModel | None = None) -> None:
+    async def send(
+        self, method: str, path: str, body: BaseModel | None = None, *, repeatable: bool = False
+    ) -> None:
         """A request whose answer has no content of interest. Raises as :meth:`post` does."""
-        await self._request(method, path, body, 0.0)
+        send = self._repeat if repeatable else self._request
+        await send(method, path, body, 0.0)
 
     async def close(self) -> None:
         """Close the pooled connections."""
         if self._http is not None and self._pid == os.getpid():
             await self._http.aclose()
         self._http = None
+
+    async def _repeat(self, method: str, path: str, body: BaseModel | None, wait_s: float) -> httpx.Response:
+        """Send until there is an answer, or the service was out of reach for too long."""
+        clock = asyncio.get_running_loop().time
+        pause_s, deadline = _FIRST_PAUSE_S, math.inf
+        while True:
+            try:
+                return await self._request(method, path, body, wait_s)
+            except ServiceUnreachable:
+                deadline = min(deadline, clock() + self._patience_s)
+                if clock() + pause_s > deadline:
+                    raise
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # not all clients at once
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    @property
+    def _patience_s(self) -> float:
+        if self._reconnect_s is not None:
+            return self._reconnect_s
+        return RECONNECT_S if self.durable else 0.0
 
     async def _request(self, method: str, path: str, body: BaseModel | None, wait_s: float) -> httpx.Response:
         url = await self._find_url()

@@ -43,10 +43,11 @@ class Connection:
         *,
         transport: httpx.AsyncBaseTransport | None = None,
         model: str = DEFAULT_MODEL,
+        reconnect_s: float | None = None,
     ) -> None:
         self._url = None if url is None else check_url(url)
         self._service = embedded.service(model) if self._url is None else None
-        self.client = Client(self._find_url, api_key, transport)
+        self.client = Client(self._find_url, api_key, transport, reconnect_s)
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -158,11 +159,15 @@ def connect(
     *,
     transport: httpx.AsyncBaseTransport | None = None,
     model: str = DEFAULT_MODEL,
+    reconnect_s: float | None = None,
 ) -> Connection:
     """Use the service at ``url`` from now on; without one ``PARROT_URL``, else an embedded one of ``model``.
 
-    Nothing is sent yet. ``transport`` replaces the HTTP transport. Raises :class:`InvalidRequest` for a bad
-    URL and :class:`SetupError`, which names the command that helps, when an embedded service cannot start.
+    Nothing is sent yet. ``transport`` replaces the HTTP transport. A service out of reach is tried again for
+    ``reconnect_s`` seconds; by default for a minute if it keeps a journal, else not at all.
+
+    Raises :class:`InvalidRequest` for a bad URL and :class:`SetupError`, which names the command that helps,
+    when an embedded service cannot start.
     """
     global _default
     connection = Connection(
@@ -170,6 +175,7 @@ def connect(
         api_key or os.environ.get("PARROT_API_KEY"),
         transport=transport,
         model=model,
+        reconnect_s=reconnect_s,
     )
     with _lock:
         _default = connection

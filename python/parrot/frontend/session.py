@@ -210,17 +210,22 @@ class Session:
 
     async def _send(self, submission: Submission) -> None:
         try:
-            await self._client.post("/v1/submit", submission.body(self.id, not self._created), SubmitReply)
+            await self._submit(submission, create=not self._created)
         except SessionNotFound:
             if not self._renewable or submission.reads_earlier:
                 raise
             self.id = _new_id()
-            await self._client.post("/v1/submit", submission.body(self.id, True), SubmitReply)
+            await self._submit(submission, create=True)
         except ParrotError:
             if not self._created:
                 self.id = _new_id()  # the old one may exist at the service, without anything that we know of
             raise
         self._created = True
+
+    async def _submit(self, submission: Submission, *, create: bool) -> None:
+        body = submission.body(self.id, create)
+        reply = await self._client.post("/v1/submit", body, SubmitReply, repeatable=True)
+        self._client.durable = reply.durable
 
     async def _get(self, variable: SemanticVariable, perf: Objective | None, timeout: float | None) -> str:
         limit = None if timeout is None else timeout + _GRACE_S
@@ -255,7 +260,7 @@ class Session:
                 target_ms=None if perf is None else perf.target_ms,
                 timeout_ms=math.ceil(wait_s * 1000),
             )
-            reply = await self._client.post("/v1/get", body, GetReply, wait_s=wait_s)
+            reply = await self._client.post("/v1/get", body, GetReply, wait_s=wait_s, repeatable=True)
             if reply.status == "ready":
                 return reply
             if clock() >= deadline:
@@ -279,7 +284,7 @@ class Session:
 
     async def _send_after(self, variable: SemanticVariable, path: str, body: SetBody | CancelBody) -> None:
         await self._until_sent(variable)
-        await self._client.send("POST", path, body)
+        await self._client.send("POST", path, body, repeatable=True)
 
     async def _delete(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,9 +17,9 @@ MAX_CHARS = 8 * 2**20  # of prompts and values; well below the service's 32 MiB 
 
 @dataclass(eq=False, slots=True)
 class Submission:
-    """One submit, open until it is sent. ``sent`` ends when the service has taken or refused it; ``needs``
-    are earlier submits, not taken yet, whose variables it reads; ``reads_earlier`` tells whether it reads
-    any variable of an earlier submit."""
+    """One submit, open until it is sent; by its ``id`` it can be sent again if the answer was lost. ``sent``
+    ends when the service has taken or refused it; ``needs`` are earlier submits, not taken yet, whose
+    variables it reads; ``reads_earlier`` tells whether it reads any variable of an earlier submit."""
 
     variables: list[VariableBody] = field(default_factory=list)
     calls: list[CallBody] = field(default_factory=list)
@@ -27,6 +28,7 @@ class Submission:
     reads_earlier: bool = False
     sent: Future[None] = field(default_factory=Future)
     num_chars: int = 0
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def full(self) -> bool:
@@ -66,6 +68,7 @@ class Submission:
         """The request body."""
         return SubmitBody(
             session_id=session_id,
+            submit_id=self.id,
             create_session=create_session,
             variables=tuple(self.variables),
             calls=tuple(self.calls),

@@ -122,10 +122,14 @@ class Graph:
         return Submitted(draft.calls, self._start(draft))
 
     def set_value(self, var_id: str, value: str) -> Changes:
-        """A value from outside. Raises :class:`VariableNotFound`, :class:`DoubleProducer` (it has a value or
-        an origin already) or :class:`RequestTooLarge`."""
+        """A value from outside. Raises :class:`VariableNotFound`, :class:`DoubleProducer` (it has an origin
+        or another value already) or :class:`RequestTooLarge`. The same value again changes nothing: a client
+        that lost the answer repeats the request."""
         variable = self.variable(var_id)
         if variable.has_origin:
+            is_set = variable.producer is None and variable.derivation is None
+            if is_set and variable.value == value:
+                return Changes()
             raise DoubleProducer(describe_origin(variable), param=var_id)
         check_value_size(value, f"variable {var_id}", self._config)
         flow = self._flow()
