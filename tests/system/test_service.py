@@ -207,13 +207,6 @@ def test_an_engine_killed_in_the_middle_of_a_call_is_replaced_and_the_call_runs_
         check_at_rest(running)
 
 
-def test_no_engine_outlives_a_killed_manager(tiny_model: Path, tmp_path: Path) -> None:
-    with service(tiny_model, tmp_path) as running:
-        engine_pid = running.engine()["pid"]
-        kill(running.pid)
-        wait_for(lambda: not is_alive(engine_pid), 10)
-
-
 def test_sigterm_lets_running_calls_finish_and_ends(tiny_model: Path, tmp_path: Path) -> None:
     with service(tiny_model, tmp_path, stdin=subprocess.PIPE) as running:
         engine_pid = running.engine()["pid"]
