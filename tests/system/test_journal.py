@@ -140,7 +140,7 @@ def test_no_engine_outlives_a_killed_manager_whose_successor_goes_on(
         running.submit(
             session,
             call_body("a", "Hi {{output:out}}"),
-            call_body("b", "Then {{input:x}} {{output:out}}", {"x": "v-a"}, max_tokens=1900),
+            call_body("b", "Then {{input:x}} {{output:out}}", {"x": "v-a"}, max_tokens=600),
         )
         told = running.value(session, "v-a")
         engine_pid = running.engine()["pid"]
