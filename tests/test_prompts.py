@@ -28,7 +28,9 @@ def add(*calls: api.CallBody) -> list[Call]:
 def encode(tokenizer: Tokenizer, call: Call) -> RunPrompt:
     """The prompt of every step that is ready now."""
     builder, prompt, steps = PromptBuilder(tokenizer), CallPrompt(), call.ready_steps()
-    prompt.fills += builder.encode(builder.step_pieces(call, call.steps[: steps[-1].index + 1]), first_step=0)
+    prompt.fills += builder.encode(
+        builder.step_pieces(call, call.steps[: steps[-1].index + 1]), first_step=0, domain=1
+    )
     return assemble(prompt, call, steps)
 
 

@@ -118,6 +118,7 @@ class ManagerConfig:
     graph_eviction: bool = True  # engines are told which contexts the graph needs again, and how soon
     ready_file: Path | None = None
     api_keys: Path | None = None  # the file of keys that requests need; None: nobody needs one
+    published_templates: Path | None = None  # JSON; what they begin with is cached for all tenants together
     unprotected: bool = False  # other machines may reach an API that asks nobody for a key
     journal: Path | None = None  # keeps sessions, values and unfinished calls over the manager's own death
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -48,6 +48,14 @@ ApiKeys = Annotated[
     Path | None,
     typer.Option("--api-keys", help="File of `parrot key new`: requests need one of its keys from now on."),
 ]
+PublishedTemplates = Annotated[
+    Path | None,
+    typer.Option(
+        "--published-templates",
+        help="JSON list of prompts, or lists of messages: the constant text that they begin with is cached "
+        "once for all tenants.",
+    ),
+]
 Unprotected = Annotated[
     bool, typer.Option("--unprotected", help="Serve other machines without keys: whoever can reach the port.")
 ]
@@ -115,6 +123,7 @@ def serve(
     max_queued_calls: MaxQueuedCalls = 100_000,
     off: Off = None,
     api_keys: ApiKeys = None,
+    published_templates: PublishedTemplates = None,
     unprotected: Unprotected = False,
     ready_file: ReadyFile = None,
     journal: JournalFile = None,
@@ -134,6 +143,7 @@ def serve(
         session_idle_s=session_idle_s,
         max_queued_calls=max_queued_calls,
         api_keys=api_keys,
+        published_templates=published_templates,
         unprotected=unprotected,
         ready_file=ready_file,
         journal=journal,
@@ -168,6 +178,7 @@ def manager(
     max_queued_calls: MaxQueuedCalls = 100_000,
     off: Off = None,
     api_keys: ApiKeys = None,
+    published_templates: PublishedTemplates = None,
     unprotected: Unprotected = False,
     ready_file: ReadyFile = None,
     journal: JournalFile = None,
@@ -186,6 +197,7 @@ def manager(
         session_idle_s=session_idle_s,
         max_queued_calls=max_queued_calls,
         api_keys=api_keys,
+        published_templates=published_templates,
         unprotected=unprotected,
         ready_file=ready_file,
         journal=journal,

@@ -245,12 +245,14 @@ class Dispatcher:
             task = asyncio.create_task(self._encode_in_thread(call, prompt, pieces))
             self._encoding[call] = task
             return False
-        prompt.fills += self._builder.encode(pieces, first_step=len(prompt.fills))
+        prompt.fills += self._builder.encode(pieces, first_step=len(prompt.fills), domain=call.domain)
         return True
 
     async def _encode_in_thread(self, call: Call, prompt: CallPrompt, pieces: list[list[Piece]]) -> None:
         try:
-            fills = await asyncio.to_thread(self._builder.encode, pieces, first_step=len(prompt.fills))
+            fills = await asyncio.to_thread(
+                self._builder.encode, pieces, first_step=len(prompt.fills), domain=call.domain
+            )
         except Exception as error:
             del self._encoding[call]
             if isinstance(error, ParrotError):
@@ -323,7 +325,7 @@ class Dispatcher:
         missing = call.steps[len(prompt.fills) : steps[-1].index + 1]
         if missing:
             pieces = self._builder.step_pieces(call, missing)
-            prompt.fills += self._builder.encode(pieces, first_step=len(prompt.fills))
+            prompt.fills += self._builder.encode(pieces, first_step=len(prompt.fills), domain=call.domain)
         run.prompt = assemble(prompt, call, steps)
         self.limits.check(run.prompt.num_tokens, num_new_tokens(steps))
 

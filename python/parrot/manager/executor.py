@@ -28,6 +28,7 @@ from .key_file import load_keys
 from .knowledge import PrefixKnowledge
 from .pace import Pace
 from .prompts import PromptBuilder
+from .published import PublishedTemplates
 from .runs import Run
 from .scheduler_bridge import SchedulerBridge
 from .session import Session
@@ -45,7 +46,7 @@ class Executor:
 
     def __init__(self, config: ManagerConfig, tokenizer: Tokenizer, registry: EngineRegistry) -> None:
         self.config = config
-        self.prompts = PromptBuilder(tokenizer)
+        self.prompts = PromptBuilder(tokenizer, PublishedTemplates.load(config.published_templates))
         self.history = History()
         self.refusal: str | None = None  # why no work is taken any more
         self._no_engine: str | None = None  # why none will come

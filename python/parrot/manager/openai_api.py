@@ -120,11 +120,11 @@ async def _answer(
 ) -> Response:
     service.check_ids(samplings[0])
     await unless_disconnected(request, _check_grammar(samplings[0]))
-    fill = await unless_disconnected(request, service.encode(prompt, samplings[0].max_tokens or 1))
+    tenant = tenant_of(request)
+    encoding = service.encode(prompt, samplings[0].max_tokens or 1, tenant=tenant)
+    fill = await unless_disconnected(request, encoding)
     pieces: Pieces = asyncio.Queue()
-    singles = service.start_singles(
-        fill, samplings, pieces, stream=bool(body.stream), tenant=tenant_of(request)
-    )
+    singles = service.start_singles(fill, samplings, pieces, stream=bool(body.stream), tenant=tenant)
 
     def end() -> None:
         for single in singles:

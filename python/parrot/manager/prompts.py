@@ -7,7 +7,7 @@ generated, and the text after one is encoded as following it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from .. import wire
 from ..errors import InvalidRequest, PromptTooLong
 from ..tokenizer import EncodedPrompt, Piece, PromptEncoder, Tokenizer, render_chat
 from .call import Call, InputPart, OutputPart, Part, Role, Step
+from .published import PublicText, PublishedTemplates, split_at
 
 BLOCK_SIZE = 16
 BOUNDARY_GRID = 128
@@ -64,12 +65,14 @@ class CallPrompt:
 class RunPrompt:
     """What one dispatch needs. ``first`` int32 [n]: all ids before the first output that it generates;
     ``boundaries`` int32: prefix lengths of ``first``, ascending; ``later``: the Fills between its outputs;
-    ``piece_ends`` int32: prefix lengths, one for each piece of the call's first Fill."""
+    ``piece_ends`` int32: prefix lengths, one for each piece of the call's first Fill; ``public_len``: ids of
+    ``first`` that are published text."""
 
     first: wire.Ids
     boundaries: wire.Ids
     later: tuple[wire.Ids, ...]
     piece_ends: wire.Ids
+    public_len: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -80,9 +83,12 @@ class RunPrompt:
 class PromptBuilder:
     """Encodes calls. Methods may run in any thread."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, published: PublishedTemplates | None = None) -> None:
+        """Raises :class:`ConfigError` for a published template that this model cannot render."""
         self.tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer)
+        beginnings = () if published is None else published.beginnings(tokenizer)
+        self._public = PublicText(beginnings, self._encoder.settled_length)
         self._longest_token_bytes = max(
             (len(token.encode("utf-8", "replace")) for token in tokenizer.backend.get_vocab()), default=1
         )
@@ -111,12 +117,25 @@ class PromptBuilder:
                 break
         return num_pieces
 
-    def encode(self, pieces: Sequence[Sequence[Piece]], *, first_step: int) -> list[EncodedPrompt]:
-        """The Fill of each step; those after step 0 continue generated ids."""
+    def encode(
+        self, pieces: Sequence[Sequence[Piece]], *, first_step: int, domain: int
+    ) -> list[EncodedPrompt]:
+        """The Fill of each step of a call of this domain; those after step 0 continue generated ids."""
         return [
-            self._encoder.encode(step, continues=first_step + offset > 0)
+            self._encoder.encode(step, continues=True, domain=domain)
+            if first_step + offset > 0
+            else self._encode_first(step, domain)
             for offset, step in enumerate(pieces)
         ]
+
+    def _encode_first(self, pieces: Sequence[Piece], domain: int) -> EncodedPrompt:
+        public = self._public.find(pieces)
+        if public.num_chars == 0:
+            return self._encoder.encode(pieces, domain=domain, num_public=public.num_pieces)
+        num_public = public.num_pieces + 1
+        fill = self._encoder.encode(split_at(pieces, public), domain=domain, num_public=num_public)
+        # One end for each piece as it was.
+        return replace(fill, piece_ends=np.delete(fill.piece_ends, public.num_pieces))
 
     def from_ids(self, token_ids: Sequence[int]) -> EncodedPrompt:
         """A prompt that is ids already. Raises :class:`InvalidRequest` for one outside the vocabulary."""
@@ -185,7 +204,7 @@ def assemble(prompt: CallPrompt, call: Call, steps: Sequence[Step]) -> RunPrompt
     if first == 0 and len(prompt.fills[0].token_ids):
         fill = prompt.fills[0]
         later = tuple(prompt.fills[index].token_ids for index in range(1, last + 1))
-        return RunPrompt(fill.token_ids, fill.boundaries, later, fill.piece_ends)
+        return RunPrompt(fill.token_ids, fill.boundaries, later, fill.piece_ends, fill.public_len)
     ids: list[wire.Ids] = []
     boundaries: list[wire.Ids] = []
     offset = 0
@@ -205,4 +224,5 @@ def assemble(prompt: CallPrompt, call: Call, steps: Sequence[Step]) -> RunPrompt
         np.unique(np.concatenate(boundaries)).astype(np.int32),
         tuple(prompt.fills[index].token_ids for index in range(first + 1, last + 1)),
         prompt.fills[0].piece_ends,
+        prompt.fills[0].public_len,
     )

@@ -31,9 +31,11 @@ class Run:
         """All verbs of these steps as one frame. ``parent`` is where the engine may find the prefix."""
         self.steps = tuple(steps)
         verbs: list[wire.Verb] = []
+        public_len = self.prompt.public_len
         for step, ids in zip(steps, (self.prompt.first, *self.prompt.later), strict=True):
             if len(ids):
-                verbs.append(wire.Fill(wire.pack_ids(ids), self.context_id, parent))
+                verbs.append(wire.Fill(wire.pack_ids(ids), self.context_id, parent, public_len))
+                public_len = 0
             self.generates[len(verbs)] = step
             verbs.append(wire.Generate(step.output.binding.sampling, self.context_id, parent))
         return wire.Dispatch(

@@ -73,6 +73,7 @@ class SchedulerBridge:
                 depth=call.depth or 0,
                 token_ids=run.prompt.first,
                 boundaries=run.prompt.boundaries,
+                public_len=run.prompt.public_len,
                 max_new_tokens=num_new_tokens(steps) + sum(map(len, run.prompt.later)),
                 start_by_us=call.targets.start_by_us,
                 per_token_us=call.targets.per_token_us or 0.0,

@@ -235,9 +235,11 @@ class Service:
 
     # --- one-call sessions ---
 
-    async def encode(self, prompt: Sequence[Piece] | Sequence[int], max_tokens: int) -> EncodedPrompt:
-        """Ids of a prompt, checked against model and cache. Raises :class:`PromptTooLong`."""
-        fill = await self._encode(prompt)
+    async def encode(
+        self, prompt: Sequence[Piece] | Sequence[int], max_tokens: int, *, tenant: str = DEFAULT_TENANT
+    ) -> EncodedPrompt:
+        """Ids of a tenant's prompt, checked against model and cache. Raises :class:`PromptTooLong`."""
+        fill = await self._encode(prompt, self.tenants.get(tenant).number)
         if not len(fill.token_ids):
             raise InvalidRequest("the prompt is empty", param="prompt")
         limits = self.executor.dispatcher.limits
@@ -245,7 +247,7 @@ class Service:
             limits.check(len(fill.token_ids), max_tokens)
         return fill
 
-    async def _encode(self, prompt: Sequence[Piece] | Sequence[int]) -> EncodedPrompt:
+    async def _encode(self, prompt: Sequence[Piece] | Sequence[int], domain: int) -> EncodedPrompt:
         builder, limits = self.executor.prompts, self.executor.dispatcher.limits
         pieces = [piece for piece in prompt if isinstance(piece, Piece)]
         if len(pieces) < len(prompt):
@@ -254,8 +256,8 @@ class Service:
         if limits is not None:
             builder.refuse_hopeless(num_chars, limits)
         if num_chars > _THREAD_CHARS:
-            return (await asyncio.to_thread(builder.encode, [pieces], first_step=0))[0]
-        return builder.encode([pieces], first_step=0)[0]
+            return (await asyncio.to_thread(builder.encode, [pieces], first_step=0, domain=domain))[0]
+        return builder.encode([pieces], first_step=0, domain=domain)[0]
 
     def start_singles(
         self,

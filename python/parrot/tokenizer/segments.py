@@ -13,13 +13,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import InvalidRequest
-from ..wire import Ids
+from ..wire import PUBLIC_DOMAIN, Ids
 from .cuts import NO_IDS, encode_run, make_splitter
 from .layout import PrefixSpace
 from .tokenizer import Tokenizer
@@ -45,11 +45,14 @@ class Piece:
 class EncodedPrompt:
     """``token_ids`` int32 [n]; ``boundaries`` int32, ascending prefix lengths b, 0 < b <= n, of which no
     later text can change the ids: one for each end of a piece, and one every 128 tokens. ``piece_ends``
-    int32: that of each piece, in order, 0 where no id is final yet; empty for ids that were no text."""
+    int32: that of each piece, in order, 0 where no id is final yet; empty for ids that were no text.
+    ``public_len``: ids that published text made, 0 or one of the boundaries; a token that straddles its end
+    is not among them."""
 
     token_ids: Ids
     boundaries: Ids
     piece_ends: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    public_len: int = 0
 
 
 class _Place(Enum):
@@ -78,12 +81,13 @@ class _Step:
     state: _State
 
 
-_Key = tuple[_State, str, bool | None]
-"""State before a piece, and the piece's text and control; None: the prompt ends there."""
+_Key = tuple[int, _State, str, bool | None]
+"""Domain, state before a piece, and the piece's text and control; None: the prompt ends there."""
 
 
 class PromptEncoder:
-    """Encodes prompts piece by piece and remembers what it encoded (a bounded LRU, by content).
+    """Encodes prompts piece by piece and remembers what it encoded (a bounded LRU, by domain and content: how
+    long it takes to encode a text tells nobody whether another tenant has it).
 
     May be used by several threads at once."""
 
@@ -98,8 +102,17 @@ class PromptEncoder:
         self._longest_start = max(map(len, self._control_starts), default=0)
         self._steps = _StepCache(cache_bytes)
 
-    def encode(self, pieces: Sequence[Piece], *, continues: bool = False) -> EncodedPrompt:
-        """Ids of the concatenated pieces, with exactly one BOS if the model wants one.
+    def encode(
+        self,
+        pieces: Sequence[Piece],
+        *,
+        continues: bool = False,
+        domain: int = PUBLIC_DOMAIN,
+        num_public: int = 0,
+    ) -> EncodedPrompt:
+        """Ids of the concatenated pieces, with exactly one BOS if the model wants one. The first
+        ``num_public`` pieces are published text, the others belong to ``domain``; control text that is
+        public ends where it is settled (:meth:`settled_length`).
 
         With ``continues`` the text follows ids that were generated: no BOS, no space put before it. Raises
         :class:`InvalidRequest` for text that is not Unicode (half of a surrogate pair)."""
@@ -107,21 +120,34 @@ class PromptEncoder:
         parts: list[Ids] = []
         ends: list[int] = []
         num_final = 0
-        for piece in _merge_control(pieces):
-            step = self._step(state, piece)
+        public = list(_merge_control(pieces[:num_public]))
+        own = _merge_control(pieces[num_public:])
+        owners = chain(((PUBLIC_DOMAIN, piece) for piece in public), ((domain, piece) for piece in own))
+        for owner, piece in owners:
+            step = self._step(owner, state, piece)
             parts.append(step.token_ids)
             state = step.state
             num_final += len(step.token_ids)
             ends.append(num_final)
-        parts.append(self._last_ids(state))
-        return self._finish(np.concatenate(parts), ends, continues, _merged_index(pieces))
+        parts.append(self._last_ids(domain, state))
+        own_index = [index + len(public) for index in _merged_index(pieces[num_public:])]
+        merged = [*_merged_index(pieces[:num_public]), *own_index]
+        return self._finish(np.concatenate(parts), ends, continues, merged, num_public)
+
+    def settled_length(self, text: str) -> int:
+        """How much of a control text, from its beginning, no text behind it can turn into control tokens."""
+        while held_back := self._possible_control(text):
+            text = text[:-held_back]
+        return len(text)
 
     @property
     def cached_bytes(self) -> int:
         """Bytes that the remembered pieces take, about."""
         return self._steps.used_bytes
 
-    def _finish(self, ids: Ids, ends: list[int], continues: bool, merged: list[int]) -> EncodedPrompt:
+    def _finish(
+        self, ids: Ids, ends: list[int], continues: bool, merged: list[int], num_public: int
+    ) -> EncodedPrompt:
         """Put exactly one BOS in front and turn ends of final ids into boundaries. ``merged``: the end that
         counts for each piece."""
         bos = self._tokenizer.bos_id
@@ -135,7 +161,12 @@ class PromptEncoder:
         limit = final[-1] if final else max(shift, 0)
         marks = sorted({*range(BOUNDARY_GRID, limit + 1, BOUNDARY_GRID), *final} - {0})
         piece_ends = [final[index] if index >= 0 else max(shift, 0) for index in merged]
-        return EncodedPrompt(ids, np.array(marks, dtype=np.int32), np.array(piece_ends, dtype=np.int32))
+        return EncodedPrompt(
+            ids,
+            np.array(marks, dtype=np.int32),
+            np.array(piece_ends, dtype=np.int32),
+            piece_ends[num_public - 1] if num_public else 0,
+        )
 
     def _takes_space(self, state: _State) -> bool:
         if state.place is _Place.IN_RUN:
@@ -145,19 +176,19 @@ class PromptEncoder:
             prefix is PrefixSpace.FIRST and state.place is _Place.PROMPT_START
         )
 
-    def _step(self, state: _State, piece: Piece) -> _Step:
-        key = (state, piece.text, piece.control)
+    def _step(self, domain: int, state: _State, piece: Piece) -> _Step:
+        key = (domain, state, piece.text, piece.control)
         step = self._steps.get(key)
         if step is None:
             step = self._compute(state, piece)
             self._steps.put(key, step)
         return step
 
-    def _last_ids(self, state: _State) -> Ids:
+    def _last_ids(self, domain: int, state: _State) -> Ids:
         """Ids of the text that is carried to the end of the prompt."""
         if not state.carry:
             return NO_IDS
-        key = (state, "", None)
+        key = (domain, state, "", None)
         step = self._steps.get(key)
         if step is None:
             step = _Step(encode_run(self._tokenizer, state.carry, self._takes_space(state)), state)
@@ -270,5 +301,6 @@ class _StepCache:
 
 
 def _size(key: _Key, step: _Step) -> int:
-    characters = len(key[0].carry) + len(key[1]) + len(step.state.carry)
+    _, state, text, _ = key
+    characters = len(state.carry) + len(text) + len(step.state.carry)
     return _ENTRY_OVERHEAD_BYTES + 2 * characters + step.token_ids.nbytes
