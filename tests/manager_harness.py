@@ -32,7 +32,8 @@ def zero_stats() -> wire.EngineStats:
 
 
 class ScriptedEngine:
-    """Answers each Generate with ``reply(text of the context)``. While ``held``, it answers nothing."""
+    """Answers each Generate with ``reply(text of the context)``. While ``held``, it answers no dispatch, and
+    while ``is_mute`` no ping. Its heartbeats say ``stats``, ``sequence`` and ``num_missing``."""
 
     def __init__(self, address: str, tokenizer: Tokenizer, reply: Reply, name: str = "engine-0") -> None:
         self.name, self.reply = name, reply
@@ -40,6 +41,10 @@ class ScriptedEngine:
         self.epoch = secrets.token_hex(4)
         self.dispatches: list[wire.Dispatch] = []
         self.other: list[wire.ToEngine] = []
+        self.pings: list[wire.Ping] = []
+        self.is_mute = False
+        self.stats: wire.EngineStats | None = None
+        self.sequence = self.num_missing = 0
         self.num_tokens = 4096
         self.max_model_len = 1024
         self.max_batch_size = 64
@@ -51,6 +56,11 @@ class ScriptedEngine:
         self._task: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
+        await self.register()
+        self._task = asyncio.create_task(self._serve())
+
+    async def register(self) -> None:
+        """The first message, and again when another manager answers."""
         model = wire.ModelInfo(
             "tiny",
             self._tokenizer.fingerprint,
@@ -63,8 +73,10 @@ class ScriptedEngine:
         registration = wire.Register(
             wire.PROTOCOL_VERSION, self.name, self.epoch, 1, model, cost, self.max_batch_size
         )
-        await self._socket.send(wire.encode(registration))
-        self._task = asyncio.create_task(self._serve())
+        await self.send_message(registration)
+
+    async def send_message(self, message: wire.FromEngine) -> None:
+        await self._socket.send(wire.encode(message))
 
     async def die(self) -> None:
         """Say goodbye and be gone."""
@@ -88,6 +100,10 @@ class ScriptedEngine:
     async def send(self, *replies: wire.Reply) -> None:
         await self._socket.send(wire.encode(wire.StepReplies(self.epoch, replies, zero_stats())))
 
+    async def beat(self) -> None:
+        stats = self.stats or zero_stats()
+        await self.send_message(wire.Heartbeat(self.epoch, stats, self.sequence, self.num_missing))
+
     async def _serve(self) -> None:
         while True:
             message = wire.decode_to_engine(await self._socket.recv())
@@ -97,7 +113,9 @@ class ScriptedEngine:
                 if not self.held:
                     await self.answer(message)
             elif isinstance(message, wire.Ping):
-                await self._socket.send(wire.encode(wire.Heartbeat(self.epoch, zero_stats())))
+                self.pings.append(message)
+                if not self.is_mute:
+                    await self.beat()
             else:
                 self.other.append(message)
 

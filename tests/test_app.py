@@ -374,7 +374,7 @@ def test_ready_follows_the_engines(tiny_model: Path) -> None:
         assert (await client.get("/health")).json() == {"status": "ok", "service": "parrot"}
         check_error(await client.get("/ready"), 503, "unavailable")
         engine = await manager.add_engine()
-        assert (await client.get("/ready")).json() == {"status": "ready", "engines": 1}
+        assert (await client.get("/ready")).json() == {"status": "ready", "engines": 1, "stalled": []}
         await engine.die()
         await until(lambda: not manager.registry.alive)
         error = check_error(await client.get("/ready"), 503, "unavailable")

@@ -28,6 +28,10 @@ class Recorder:
     joined: list[Engine] = field(default_factory=list)
     lost: list[tuple[Engine, str]] = field(default_factory=list)
     replies: list[wire.Reply] = field(default_factory=list)
+    paused: list[tuple[str, bool]] = field(default_factory=list)
+    slowed: list[tuple[str, float]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    num_heartbeats: int = 0
 
     def admits_engine(self, _: wire.Register) -> str | None:
         return self.refusal
@@ -40,6 +44,18 @@ class Recorder:
 
     def engine_replied(self, _: Engine, replies: tuple[wire.Reply, ...]) -> None:
         self.replies.extend(replies)
+
+    def engine_paused(self, engine: Engine, paused: bool) -> None:
+        self.paused.append((engine.name, paused))
+
+    def engine_slowed(self, engine: Engine, slowdown: float) -> None:
+        self.slowed.append((engine.name, slowdown))
+
+    def frames_lost(self, engine: Engine) -> None:
+        self.broken.append(engine.name)
+
+    def heartbeat(self) -> None:
+        self.num_heartbeats += 1
 
 
 def stats(clock_us: int) -> wire.EngineStats:

@@ -422,6 +422,7 @@ class EngineView(Body):
 
     name: str
     alive: bool
+    state: str  # ready, silent, draining, stalled or lost
     pid: int
     model: str
     device: str
@@ -429,6 +430,7 @@ class EngineView(Body):
     cost_model: dict[str, float]
     stats: dict[str, int]
     num_dispatched: int  # calls sent to it that have not ended
+    slowdown: float  # how many times what the cost model says its steps take
 
 
 class EnginesReply(Body):

@@ -89,14 +89,11 @@ def _hole(match: re.Match[str], line: int, where: str) -> Hole:
     shown = repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
     if kind not in ("input", "output"):
         raise TemplateError(
-            f"{where}, line {line}: {shown} is not a hole; "
-            "write {{input:name}} or {{output:name}}"
+            f"{where}, line {line}: {shown} is not a hole; write {{{{input:name}}}} or {{{{output:name}}}}"
         )
     name = "output" if name is None and kind == "output" else (name or "").strip()
     if not _NAME.match(name):
-        raise TemplateError(
-            f"{where}, line {line}: {shown} needs a name of letters, digits and underscores"
-        )
+        raise TemplateError(f"{where}, line {line}: {shown} needs a name of letters, digits and underscores")
     return Hole("input" if kind == "input" else "output", name, line)
 
 

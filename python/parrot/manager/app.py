@@ -31,10 +31,11 @@ class Health(BaseModel):
 
 
 class Ready(BaseModel):
-    """Calls can run."""
+    """Calls can run. ``stalled``: what is known, beside the ``engines`` that are there, of hung ones."""
 
     status: Literal["ready"] = "ready"
     engines: int
+    stalled: list[str] = []
 
 
 def create_app(service: Service, registry: EngineRegistry, supervisor: Supervisor | None = None) -> FastAPI:
@@ -90,7 +91,9 @@ def _add_probes(
         reason = _unready_reason(service, registry, supervisor)
         if reason is not None:
             return error_response(Unavailable(reason if caller_of(request).is_operator else _NOT_READY))
-        return Ready(engines=len(registry.alive))
+        return Ready(
+            engines=len(registry.alive), stalled=registry.stalled if caller_of(request).is_operator else []
+        )
 
 
 def _unready_reason(service: Service, registry: EngineRegistry, supervisor: Supervisor | None) -> str | None:
@@ -98,8 +101,12 @@ def _unready_reason(service: Service, registry: EngineRegistry, supervisor: Supe
         return service.executor.refusal
     if service.journal is not None and service.journal.problem is not None:
         return service.journal.problem
+    if any(engine.state != "draining" for engine in registry.alive):
+        return service.executor.watchdog.problem
     if registry.alive:
-        return None
+        return "every engine is draining: " + ", ".join(engine.name for engine in registry.alive)
+    if registry.stalled:
+        return "; ".join(registry.stalled[:8])
     if supervisor is not None and supervisor.problem is not None:
         return supervisor.problem
     if registry.views():

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from .. import wire
@@ -67,7 +67,8 @@ class Dispatcher:
         self._unsized: dict[Call, None] = {}  # ready before any engine had said what it can hold
         self._encoding: dict[Call, asyncio.Task[None]] = {}
         self._prompts: dict[Call, CallPrompt] = {}
-        self._losses: dict[Call, int] = {}
+        self._losses: dict[Call, list[ErrorInfo]] = {}
+        self.num_retries = 0
         self._runs: dict[wire.CallId, Run] = {}
         self._open: dict[Call, Run] = {}  # the run that still owes outputs
         self._placed: deque[tuple[Run, wire.ContextId]] = deque()  # not sent yet; with the parent context
@@ -149,31 +150,55 @@ class Dispatcher:
         self._unsized.clear()
         self.turn()
 
-    def engine_lost(self, engine: Engine) -> None:
-        """Its calls run again from their variables, until they have used up their retries."""
+    def engine_lost(self, engine: Engine, reason: str) -> list[Call]:
+        """Its calls, which are returned, run again from their variables until they have used up their
+        retries."""
         self._aborts.pop(engine, None)
+        lost: list[Run] = []
         for run_id in self._bridge.remove_engine(engine):
             run = self._runs.pop(run_id)
             if self._open.get(run.call) is run:
                 del self._open[run.call]
-                self._run_again(run, engine)
+                lost.append(run)
+        for run in lost:
+            self._run_again(run, engine, reason)
         engine.num_dispatched = 0
         alive = self._registry.alive
         if alive:
             self.limits = Limits.of([one.registration for one in alive])
         self.turn()
+        return [run.call for run in lost]
 
-    def _run_again(self, run: Run, engine: Engine) -> None:
-        call = run.call
-        was_sent = bool(run.steps)
-        losses = self._losses[call] = self._losses.get(call, 0) + was_sent
-        if losses > self._max_retries:
-            message = f"call {call.name}: lost with engine {engine.name}, for the {losses}. time"
-            self._owner.call_failed(call, EngineLost(message).to_info())
+    def _run_again(self, run: Run, engine: Engine, reason: str) -> None:
+        call, was_sent = run.call, bool(run.steps)
+        if call.ended:
+            return  # it needed a call that has used up its retries
+        losses = self._losses.setdefault(call, [])
+        if was_sent:
+            losses.append(EngineLost(f"engine {engine.name}: {reason}").to_info())
+        if len(losses) > self._max_retries:
+            message = f"call {call.name}: lost with engine {engine.name}, for the {len(losses)}. time"
+            self._owner.call_failed(call, EngineLost(message, causes=tuple(reversed(losses))).to_info())
             return
+        self._restart(call)
+
+    def _restart(self, call: Call) -> None:
+        self.num_retries += 1
         call.requeue()
         self._owner.call_restarts(call)
         self._to_encode.append(call)
+
+    def frames_lost(self, engine: Engine) -> None:
+        """Messages to or from the engine did not arrive: whatever it has runs again, there or elsewhere. That
+        is not held against the calls: they did not bring it about."""
+        for run in [run for run in self._runs.values() if run.engine is engine and run.steps]:
+            is_open = self._open.get(run.call) is run
+            self.settle(run)
+            self._drop(run)
+            self._aborts[engine].append(run)
+            if is_open and not run.call.ended:
+                self._restart(run.call)
+        self.turn()
 
     # --- turns ---
 
@@ -199,6 +224,15 @@ class Dispatcher:
     def _next_turn(self) -> None:
         self._turn_is_due = False
         self.turn()
+
+    @property
+    def num_queued(self) -> int:
+        """Calls that wait for an engine."""
+        return self._bridge.num_queued
+
+    def queued_calls(self) -> Iterator[Call]:
+        """Those calls."""
+        return (run.call for run in self._runs.values() if run.engine is None)
 
     @property
     def num_busy(self) -> int:

@@ -1,8 +1,9 @@
 """The manager's end of the engine protocol: a ROUTER socket and the registry of engines behind it.
 
 Engines are known by name and epoch: a new epoch under an old name means that the old process died. An engine
-is lost when it is silent for ``lost_after_s``, says goodbye, or its connection is gone. A frame that is not a
-message is counted, logged and dropped.
+is lost when it is silent for ``lost_after_s``, says goodbye, its connection is gone, or it has calls and
+makes no step for ``stall_after_s``. One that is silent for a few heartbeats, or drains, gets no more calls. A
+frame that is not a message is counted, logged and dropped.
 """
 
 from __future__ import annotations
@@ -10,73 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from dataclasses import dataclass, field
-from typing import Protocol
-
-import msgspec
 
 from .. import wire
 from ..api import EngineView
 from ..config import ManagerConfig
-from .clock import ClockOffset, now_s, now_us
+from .clock import now_s, now_us
+from .engine import Engine as Engine
+from .engine import EngineEvents as EngineEvents
+from .engine import EngineState
 from .engine_socket import EngineSocket, RouterSocket
 from .frames import FrameOrder
+from .health import SILENT_BEATS, Stalled
 
 log = logging.getLogger(__name__)
 _MAX_INVITED = 4096
 _HUNG_AFTER_LOSSES = 3  # times the silence after which an engine is lost
-
-
-@dataclass(slots=True, eq=False)
-class Engine:
-    """One life of one engine process. ``engine_id`` is unique for the life of the manager."""
-
-    engine_id: int
-    identity: bytes  # routing id of its DEALER
-    registration: wire.Register
-    manager_id: str  # what its heartbeats say
-    last_seen: float  # clock.now_s()
-    clock: ClockOffset = field(default_factory=ClockOffset)
-    frames: FrameOrder = field(default_factory=FrameOrder)
-    stats: wire.EngineStats | None = None
-    alive: bool = True
-    num_dispatched: int = 0  # calls sent to it that have not ended
-
-    @property
-    def name(self) -> str:
-        """The name it registered under."""
-        return self.registration.name
-
-    def view(self) -> EngineView:
-        """This engine as the API shows it."""
-        info = self.registration
-        return EngineView(
-            name=info.name,
-            alive=self.alive,
-            pid=info.pid,
-            model=info.model.name,
-            device=info.model.device,
-            dtype=info.model.dtype,
-            cost_model=msgspec.structs.asdict(info.cost_model),
-            stats=msgspec.structs.asdict(self.stats) if self.stats is not None else {},
-            num_dispatched=self.num_dispatched,
-        )
-
-
-class EngineEvents(Protocol):
-    """What the registry tells the executor; called on the loop, never concurrently."""
-
-    def admits_engine(self, registration: wire.Register) -> str | None:
-        """None to take the engine in, else why not."""
-
-    def engine_joined(self, engine: Engine) -> None:
-        """The engine can be sent calls."""
-
-    def engine_lost(self, engine: Engine, reason: str) -> None:
-        """The engine is gone; no reply of it will follow."""
-
-    def engine_replied(self, engine: Engine, replies: tuple[wire.Reply, ...]) -> None:
-        """All replies of one step."""
+_MAX_GONE = 256  # names of engines that are gone, as far as they are remembered
 
 
 class EngineRegistry:
@@ -93,9 +43,11 @@ class EngineRegistry:
         self._invited: dict[str, str] = {}  # epoch -> manager id it was told
         self._refused: set[str] = set()  # epochs
         self._replaced: set[str] = set()  # epochs of lives whose name a later one has
+        self._stalled: dict[str, Stalled] = {}  # by epoch
         self._next_id = 1
         self._tasks: list[asyncio.Task[None]] = []
         self.num_dropped_frames = 0
+        self.num_lost_frames = 0  # how often frames were found missing, of either side
         self._socket: EngineSocket = socket or RouterSocket(config.engine_host, config.engine_port)
         self.address = self._socket.address
 
@@ -122,6 +74,16 @@ class EngineRegistry:
     def alive(self) -> list[Engine]:
         """Engines that can be sent calls."""
         return list(self._by_epoch.values())
+
+    @property
+    def usable(self) -> list[Engine]:
+        """Engines that are to be sent calls now."""
+        return [engine for engine in self._by_epoch.values() if engine.state == "ready"]
+
+    @property
+    def stalled(self) -> list[str]:
+        """What is known of engines that were given up because they made no step, and have not come back."""
+        return [f"engine {stalled.name} {stalled.reason}" for stalled in self._stalled.values()]
 
     def get(self, engine_id: int) -> Engine | None:
         """The living engine of this id."""
@@ -150,6 +112,8 @@ class EngineRegistry:
         """One frame, at once. False, and the engine is lost, when its connection is gone."""
         if not engine.alive:
             return False
+        if not isinstance(message, wire.Ping):
+            engine.num_sent += 1
         if self._send_frame(engine.identity, message):
             return True
         # Later in this turn: the caller is in the middle of its own bookkeeping.
@@ -181,28 +145,83 @@ class EngineRegistry:
             return
         engine = self._by_epoch.get(message.epoch)
         if engine is None:
-            self._invite(identity, message.epoch)
+            self._hear_stranger(identity, message)
             return
         engine.identity = identity
         engine.last_seen = now_s()
+        if engine.state == "silent":
+            self._pause(engine, "ready")
         if isinstance(message, wire.Goodbye):
             self._lose(engine, f"it left: {message.reason}", level=logging.INFO)
             return
-        engine.stats = message.stats
-        engine.clock.observe(message.stats.clock_us, now_us())
+        if isinstance(message, wire.Draining):
+            log.info("engine %s drains: %s", engine.name, message.reason)
+            self._pause(engine, "draining")
+            return
+        self._note_stats(engine, message.stats)
         if isinstance(message, wire.Heartbeat):
-            engine.frames.announced(message.sequence)
-            if not engine.frames.is_complete:
-                self.send(engine, wire.ReportContexts())
+            self._heartbeat(engine, message)
             return
         if engine.frames.arrived(message.sequence):
-            log.warning("a frame of engine %s was lost; it is asked what it has", engine.name)
-            self.send(engine, wire.ReportContexts())
+            self._lost_frames(engine)
         if message.manager_id not in ("", engine.manager_id):
             log.info("engine %s finished a step of calls of an earlier manager; dropped", engine.name)
             return
         if self._events is not None:
             self._events.engine_replied(engine, message.replies)
+
+    def _hear_stranger(
+        self, identity: bytes, message: wire.Heartbeat | wire.StepReplies | wire.Draining | wire.Goodbye
+    ) -> None:
+        stalled = self._stalled.get(message.epoch)
+        if isinstance(message, wire.Goodbye):
+            self._stalled.pop(message.epoch, None)
+            return
+        if stalled is not None:
+            if isinstance(message, wire.Draining) or not stalled.is_over(message):
+                return
+            log.warning("engine %s makes steps again", stalled.name)
+            del self._stalled[message.epoch]
+        self._invite(identity, message.epoch)
+
+    def _note_stats(self, engine: Engine, stats: wire.EngineStats) -> None:
+        engine.stats = stats
+        engine.clock.observe(stats.clock_us, now_us())
+        engine.progress.heard(stats, now_s())
+        slowdown = engine.slowdown.observe(stats)
+        if slowdown is not None and self._events is not None:
+            log.log(
+                logging.WARNING if slowdown >= 2 else logging.INFO,
+                "steps of engine %s take %.1f times what it said",
+                engine.name,
+                slowdown,
+            )
+            self._events.engine_slowed(engine, slowdown)
+
+    def _heartbeat(self, engine: Engine, message: wire.Heartbeat) -> None:
+        was_complete = engine.frames.is_complete
+        engine.frames.announced(message.sequence)
+        has_missed = message.num_missing > engine.num_missing
+        engine.num_missing = max(engine.num_missing, message.num_missing)
+        if has_missed or (was_complete and not engine.frames.is_complete):
+            self._lost_frames(engine)
+        elif not engine.frames.is_complete:
+            self.send(engine, wire.ReportContexts())
+
+    def _lost_frames(self, engine: Engine) -> None:
+        self.num_lost_frames += 1
+        log.warning("frames to or from engine %s were lost; its calls run again", engine.name)
+        self.send(engine, wire.ReportContexts())
+        if self._events is not None:
+            self._events.frames_lost(engine)
+
+    def _pause(self, engine: Engine, state: EngineState) -> None:
+        """Whether it gets calls; one that drains never does again."""
+        if engine.state in (state, "draining"):
+            return
+        engine.state = state
+        if self._events is not None:
+            self._events.engine_paused(engine, state != "ready")
 
     def _invite(self, identity: bytes, epoch: str) -> None:
         """A stranger, or an engine given up for lost, is alive: a fresh manager id makes it register. One
@@ -222,7 +241,7 @@ class EngineRegistry:
         if known is not None:
             known.identity = identity
             known.last_seen = now_s()
-            self._send_frame(identity, wire.Ping(known.manager_id))
+            self._ping(known)
             return
         if message.epoch in self._replaced:
             self._send_frame(identity, wire.Shutdown())
@@ -239,12 +258,21 @@ class EngineRegistry:
             self._replaced.add(previous.registration.epoch)
             self._lose(previous, "a new process registered under its name")
         manager_id = self._invited.pop(message.epoch, self._manager_id)
-        engine = Engine(self._next_id, identity, message, manager_id, now_s())
+        engine = Engine(
+            self._next_id,
+            identity,
+            message,
+            manager_id,
+            now_s(),
+            frames=FrameOrder(message.sequence),
+        )
         self._next_id += 1
+        self._engines.pop(message.name, None)  # to the end: the order is that of joining
         self._engines[message.name] = engine
+        self._stalled.pop(message.epoch, None)
         self._by_epoch[message.epoch] = engine
         self._by_id[engine.engine_id] = engine
-        self._send_frame(identity, wire.Ping(manager_id))
+        self._ping(engine)
         log.info("engine %s (pid %d) joined with model %s", message.name, message.pid, message.model.name)
         if self._events is not None:
             self._events.engine_joined(engine)
@@ -264,15 +292,49 @@ class EngineRegistry:
             for engine in list(self._by_epoch.values()):
                 # Time in which this loop itself stood still is no silence of the engine.
                 engine.last_seen += max(stall, 0.0)
-                if now - engine.last_seen > self._config.lost_after_s:
-                    self._lose(engine, f"no frame for {self._config.lost_after_s:g} s")
-                else:
-                    self.send(engine, wire.Ping(engine.manager_id))
+                self._look_at(engine, now, max(stall, 0.0))
+            self._forget_the_gone()
+            if self._events is not None:
+                self._events.heartbeat()
 
-    def _lose(self, engine: Engine, reason: str, *, level: int = logging.WARNING) -> None:
+    def _look_at(self, engine: Engine, now: float, stall: float) -> None:
+        if engine.num_dispatched == 0:
+            engine.progress.since = now
+        engine.progress.since += stall
+        silent_s, stalled_s = now - engine.last_seen, now - engine.progress.since
+        if silent_s > self._config.lost_after_s:
+            self._lose(engine, f"no frame for {self._config.lost_after_s:g} s")
+            return
+        if stalled_s > self._config.stall_after_s:
+            self._give_up(engine, stalled_s)
+            return
+        if silent_s > SILENT_BEATS * self._config.heartbeat_s:
+            self._pause(engine, "silent")
+        self._ping(engine)
+
+    def _give_up(self, engine: Engine, stalled_s: float) -> None:
+        reason = f"has {engine.num_dispatched} calls and made no step for {stalled_s:.1f} s"
+        self._stalled[engine.registration.epoch] = Stalled(engine.name, reason, engine.progress.count)
+        self._lose(engine, reason, state="stalled")
+
+    def _ping(self, engine: Engine) -> None:
+        self.send(engine, wire.Ping(engine.manager_id, engine.num_sent))
+
+    def _forget_the_gone(self) -> None:
+        """Names may be new at every start: those of the dead must not pile up."""
+        if len(self._engines) <= _MAX_GONE:
+            return
+        gone = [engine for engine in self._engines.values() if not engine.alive]
+        for engine in gone[: max(0, len(gone) - _MAX_GONE)]:
+            del self._engines[engine.name]
+            self._stalled.pop(engine.registration.epoch, None)
+
+    def _lose(
+        self, engine: Engine, reason: str, *, level: int = logging.WARNING, state: EngineState = "lost"
+    ) -> None:
         if not engine.alive:
             return
-        engine.alive = False
+        engine.state = state
         del self._by_epoch[engine.registration.epoch]
         del self._by_id[engine.engine_id]
         log.log(level, "engine %s (pid %d) is gone: %s", engine.name, engine.registration.pid, reason)

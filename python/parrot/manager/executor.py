@@ -36,6 +36,7 @@ from .single import SingleCall
 from .slices import run_whole
 from .tenants import Tenants
 from .uses import ContextUses
+from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Executor:
         self.dispatcher = Dispatcher(
             self.prompts, registry, self.scheduler, self, max_retries=config.max_retries
         )
+        self.watchdog = Watchdog(config, self.dispatcher, registry)
         self._applications: dict[str, Application] = {}
         self._numbers = itertools.count(1)
         self._pace = Pace()
@@ -266,7 +268,26 @@ class Executor:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         log.info("%d calls were with engine %s (%s)", engine.num_dispatched, engine.name, reason)
         self.knowledge.engine_lost(engine)
-        self.dispatcher.engine_lost(engine)
+        calls = self.dispatcher.engine_lost(engine, reason)
+        if engine.state == "stalled":
+            self.watchdog.engine_stalled(engine, reason, calls)
+
+    def engine_paused(self, engine: Engine, paused: bool) -> None:
+        """See :class:`~parrot.manager.engines.EngineEvents`."""
+        self.scheduler.pause(engine, paused)
+        self.turn()
+
+    def engine_slowed(self, engine: Engine, slowdown: float) -> None:
+        """See :class:`~parrot.manager.engines.EngineEvents`."""
+        self.scheduler.set_slowdown(engine, slowdown)
+
+    def frames_lost(self, engine: Engine) -> None:
+        """See :class:`~parrot.manager.engines.EngineEvents`."""
+        self.dispatcher.frames_lost(engine)
+
+    def heartbeat(self) -> None:
+        """See :class:`~parrot.manager.engines.EngineEvents`."""
+        self.watchdog.look()
 
     def engines_do_not_start(self, reason: str) -> None:
         """No engine is there and starting one fails: what waits for one ends with :class:`Unavailable`, and

@@ -10,8 +10,8 @@ class FrameOrder:
     Frames that come late, or twice, do no harm: what they say of contexts only ever shortens them.
     """
 
-    def __init__(self) -> None:
-        self.newest = 0
+    def __init__(self, newest: int = 0) -> None:
+        self.newest = newest
         self.current = 0  # the frame that is being handled
         self.is_complete = True
         self._lost_before = 0  # what was missing has a smaller number

@@ -57,6 +57,14 @@ class SchedulerBridge:
         """A tenant's share of the work placed while several have calls queued; 1 unless told."""
         self._scheduler.set_tenant_weight(tenant, weight)
 
+    def pause(self, engine: Engine, paused: bool) -> None:
+        """The engine is given no more runs; or again."""
+        self._scheduler.set_paused(engine.engine_id, paused)
+
+    def set_slowdown(self, engine: Engine, slowdown: float) -> None:
+        """The engine's steps take so many times what its cost model says."""
+        self._scheduler.set_slowdown(engine.engine_id, slowdown)
+
     def submit(self, run: Run, num_steps: int) -> None:
         """Queue a run of the next ``num_steps`` steps of its call; raises :class:`Overloaded`."""
         call = run.call

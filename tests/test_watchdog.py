@@ -1,0 +1,277 @@
+"""Engines that are there and do not get on, and a queue that does not: noticed, told, and got round."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from graph_builder import prompt_call
+from manager_harness import Manager, ScriptedEngine, running_manager, serving, until, zero_stats
+from parrot import errors, wire
+from parrot.manager.health import Slowdown
+
+Scenario = Callable[[Manager], Awaitable[None]]
+CALL = prompt_call("only", "Say hello {{output:a}}")
+
+
+def run(model: Path, scenario: Scenario, **config: object) -> None:
+    async def main() -> None:
+        async with running_manager(model, **{"stall_after_s": 0.4, **config}) as manager:
+            await scenario(manager)
+
+    asyncio.run(main())
+
+
+async def readiness(url: str) -> tuple[int, str]:
+    async with httpx.AsyncClient(base_url=url) as client:
+        reply = await client.get("/ready")
+        body = reply.json()
+        return reply.status_code, body["error"]["message"] if "error" in body else str(body["stalled"])
+
+
+def test_an_engine_that_beats_and_makes_no_step_loses_its_calls_to_another_until_it_turns_again(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(manager: Manager) -> None:
+        hung = await manager.add_engine(held=True)
+        hung.stats = stuck()
+        async with serving(manager) as url:
+            session = manager.submit(CALL)
+            await until(lambda: len(hung.dispatches) == 1)
+            assert (await readiness(url))[0] == 200
+            await until(lambda: manager.registry.alive == [])
+            status, reason = await readiness(url)
+            assert status == 503
+            assert "engine-0 has 1 calls and made no step" in reason
+            num_pings = len(hung.pings)
+            for _ in range(4):
+                await hung.beat()
+                await asyncio.sleep(0.02)
+            assert len(hung.pings) == num_pings, "it still hangs: it is not invited"
+            await manager.add_engine(name="engine-1")
+            assert await manager.get(session, "a") == "ok"
+            await until(lambda: manager.executor.watchdog.problem is None)
+            assert (await readiness(url))[0] == 200
+            assert "engine-0" in (await readiness(url))[1]
+            hung.stats = msgspec.structs.replace(hung.stats, decode_tokens=1)  # a step has ended after all
+            hung.held = False
+            await rejoin(manager, hung)
+            assert manager.registry.stalled == []
+            assert await manager.get(manager.submit(CALL), "a") == "ok"
+        dumps = [record.message for record in caplog.records if "made no step" in record.message]
+        assert sum("Say hello" in dump or "only" in dump for dump in dumps) == 1
+
+    with caplog.at_level(logging.ERROR):
+        run(tiny_model, scenario)
+
+
+def stuck() -> wire.EngineStats:
+    """An engine whose loop has not come to an end of its turn."""
+    return msgspec.structs.replace(zero_stats(), turn_us=5_000_000, num_running=1)
+
+
+async def rejoin(manager: Manager, engine: ScriptedEngine) -> None:
+    """What an engine does that hears of a manager id that it does not know."""
+    known = {message.manager_id for message in engine.pings}
+    await engine.beat()
+    await until(lambda: any(message.manager_id not in known for message in engine.pings))
+    await engine.register()
+    await until(lambda: any(one.registration.epoch == engine.epoch for one in manager.registry.alive))
+
+
+def test_steps_that_compute_are_progress_however_long_a_call_takes(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(held=True)
+        session = manager.submit(CALL)
+        await until(lambda: len(engine.dispatches) == 1)
+        for token in range(20):
+            engine.stats = msgspec.structs.replace(stuck(), decode_tokens=token)
+            await asyncio.sleep(0.05)
+        assert manager.registry.usable
+        await engine.answer(engine.dispatches[0])
+        assert await manager.get(session, "a") == "ok"
+        await asyncio.sleep(0.5)
+        assert manager.registry.usable, "an idle engine makes no step either"
+
+    run(tiny_model, scenario)
+
+
+def test_calls_that_wait_although_an_engine_is_idle_make_the_service_unready_until_they_go(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(manager: Manager) -> None:
+        await manager.add_engine()
+        bridge = manager.executor.scheduler
+        schedule = bridge.schedule
+        bridge.schedule = list  # type: ignore[method-assign]
+        session = manager.submit(CALL)
+        async with serving(manager) as url:
+            await until(lambda: manager.executor.watchdog.problem is not None)
+            status, reason = await readiness(url)
+            assert status == 503
+            assert "1 calls wait" in reason
+            bridge.schedule = schedule  # type: ignore[method-assign]
+            assert await manager.get(session, "a") == "ok"  # the watchdog tries again itself
+            await until(lambda: manager.executor.watchdog.problem is None)
+            assert (await readiness(url))[0] == 200
+
+    run(tiny_model, scenario)
+    assert sum("although an engine has nothing to do" in record.message for record in caplog.records) == 1
+
+
+def test_a_silent_engine_gets_no_more_calls_before_it_is_lost_and_gets_them_when_it_is_heard(
+    tiny_model: Path,
+) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine()
+        engine.is_mute = True
+        await until(lambda: manager.registry.alive[0].state == "silent")
+        session = manager.submit(CALL)
+        await asyncio.sleep(0.05)
+        assert engine.dispatches == []
+        engine.is_mute = False
+        assert await manager.get(session, "a") == "ok"
+        assert manager.registry.alive[0].state == "ready"
+
+    run(tiny_model, scenario, lost_after_s=3.0)
+
+
+def test_a_draining_engine_finishes_what_it_has_and_gets_nothing_new(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(held=True)
+        first = manager.submit(CALL)
+        await until(lambda: len(engine.dispatches) == 1)
+        await engine.send_message(wire.Draining(engine.epoch, "SIGTERM"))
+        await until(lambda: not manager.registry.usable)
+        async with serving(manager) as url:
+            assert (await readiness(url)) == (503, "every engine is draining: engine-0")
+        second = manager.submit(CALL)
+        await engine.answer(engine.dispatches[0])
+        assert await manager.get(first, "a") == "ok"
+        assert len(engine.dispatches) == 1
+        await engine.die()
+        await manager.add_engine(name="engine-1")
+        assert await manager.get(second, "a") == "ok"
+
+    run(tiny_model, scenario)
+
+
+@pytest.mark.parametrize("direction", ["dispatch", "reply", "last reply"])
+def test_calls_whose_messages_were_lost_run_again_without_a_new_engine(
+    tiny_model: Path, direction: str
+) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(held=True)
+        session = manager.submit(CALL)
+        await until(lambda: len(engine.dispatches) == 1)
+        lost = engine.dispatches.pop()
+        engine.held = False
+        if direction == "dispatch":
+            engine.num_missing = 1
+        elif direction == "reply":
+            await engine.send_message(wire.StepReplies(engine.epoch, (), zero_stats(), sequence=2))
+        else:
+            engine.sequence = 1  # announced by the next heartbeat
+        assert await manager.get(session, "a") == "ok"
+        assert engine.dispatches[0].call_id != lost.call_id
+        assert any(
+            isinstance(message, wire.Abort) and lost.call_id in message.call_ids for message in engine.other
+        )
+        assert manager.service.graph(session).calls[0].attempts == 2
+        assert manager.registry.num_lost_frames == 1
+        await until(lambda: manager.executor.dispatcher.num_busy == 0)
+        manager.check_at_rest()
+
+    run(tiny_model, scenario, max_retries=0)
+
+
+def test_the_error_of_a_call_that_used_up_its_retries_names_each_loss(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        session = manager.submit(CALL)
+        for attempt in range(3):
+            engine = await manager.add_engine(name=f"engine-{attempt}", held=True)
+            await until(lambda engine=engine: len(engine.dispatches) == 1)
+            await engine.die()
+        with pytest.raises(errors.EngineLost) as caught:
+            await manager.get(session, "a")
+        assert [cause.message.split(":")[0] for cause in caught.value.causes] == [
+            "engine engine-2",
+            "engine engine-1",
+            "engine engine-0",
+        ]
+
+    run(tiny_model, scenario)
+
+
+def test_a_clients_own_mistakes_never_count_against_an_engine(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(held=True)
+        refusal = errors.InvalidRequest("no such grammar", param="schema").to_info()
+        for number in range(50):
+            session = manager.submit(CALL)
+            await until(lambda number=number: len(engine.dispatches) == number + 1)
+            await engine.send(wire.CallFailed(engine.dispatches[-1].call_id, refusal))
+            with pytest.raises(errors.InvalidRequest):
+                await manager.get(session, "a")
+        async with serving(manager) as url:
+            async with httpx.AsyncClient(base_url=url) as client:
+                for _ in range(20):
+                    assert (await client.post("/v1/submit", json={"calls": 3})).status_code == 400
+            assert (await readiness(url)) == (200, "[]")
+        view = manager.registry.views()[0]
+        assert (view.state, view.slowdown, manager.executor.dispatcher.num_retries) == ("ready", 1.0, 0)
+        engine.held = False
+        assert await manager.get(manager.submit(CALL), "a") == "ok"
+
+    run(tiny_model, scenario)
+
+
+def test_a_slow_engine_is_told_to_the_scheduler_and_forgiven_when_it_idles() -> None:
+    meter, told = Slowdown(), []
+    stats = zero_stats()
+    for step in range(1, 20):
+        stats = msgspec.structs.replace(
+            stats, num_steps=step, busy_us=stats.busy_us + 600_000, expected_us=stats.expected_us + 60_000
+        )
+        told.append(meter.observe(stats))
+    assert 9 < meter.factor <= 10
+    news = [factor for factor in told if factor is not None]
+    assert len(news) <= 6
+    assert 8 < news[-1] <= 10
+    for _ in range(100):
+        told.append(meter.observe(stats))
+    assert told[-100:].count(1.0) == 1
+    assert meter.factor < 1.05
+
+
+def test_an_engine_that_is_faster_than_it_said_changes_nothing() -> None:
+    meter = Slowdown()
+    stats = zero_stats()
+    for step in range(1, 20):
+        stats = msgspec.structs.replace(
+            stats, num_steps=step, busy_us=stats.busy_us + 10_000, expected_us=stats.expected_us + 60_000
+        )
+        assert meter.observe(stats) is None
+    assert meter.factor == 1.0
+
+
+def test_new_calls_avoid_an_engine_whose_steps_have_become_slow(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        slow = await manager.add_engine(held=True)
+        fast = await manager.add_engine(name="engine-1", held=True)
+        slow.stats = msgspec.structs.replace(
+            zero_stats(), num_steps=9, busy_us=9_000_000, expected_us=100_000
+        )
+        await until(lambda: manager.registry.views()[0].slowdown > 20)
+        for _ in range(4):
+            manager.submit(CALL)
+        await until(lambda: len(fast.dispatches) + len(slow.dispatches) == 4)
+        assert len(fast.dispatches) == 4
+
+    run(tiny_model, scenario)
