@@ -147,6 +147,7 @@ class Executor:
         self._stale.pop(application, None)
         self.knowledge.closed(session.session_id)
         self.turn()
+        session.graph.release()
 
     def is_open(self, session: Session) -> bool:
         """Whether :meth:`close` is still to come."""

@@ -215,6 +215,13 @@ class Graph:
             flow.settle(call)
         return self._finish(flow)
 
+    def release(self) -> None:
+        """Cut the cycles of a closed graph, so that it is freed at once (:mod:`parrot.manager.garbage`)."""
+        for variable in self.variables.values():
+            variable.producer = variable.derivation = None
+            variable.consumers.clear()
+            variable.derived.clear()
+
     def label(
         self, var_id: str, criteria: Criteria, *, target_ms: float | None = None, now_us: int = 0
     ) -> None:

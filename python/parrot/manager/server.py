@@ -25,6 +25,7 @@ from ..tokenizer import Tokenizer
 from .app import create_app
 from .engines import EngineRegistry
 from .executor import Executor
+from .garbage import keep_out_of_the_way
 from .journal import Journal
 from .service import Service
 from .supervisor import Supervisor
@@ -126,6 +127,7 @@ class _Manager:
         app = create_app(self._service, registry, supervisor)
         self._server = self._http_server(app, registry.address)
         self._watch_signals(parent_pipe)
+        keep_out_of_the_way()
         try:
             await self._server.serve(sockets=[self._listener])
         finally:

@@ -21,6 +21,7 @@ from ..tokenizer import EncodedPrompt, Piece, TokenBytes
 from .call import Call
 from .clock import now_us
 from .executor import Executor
+from .garbage import collect_when_idle
 from .journal import Journal
 from .logprobs import read_logprobs, to_body
 from .recovery import recover
@@ -82,6 +83,8 @@ class Service:
         for session in self._sessions.take_idle():
             log.info("session %s expired", session.session_id)
             self.executor.close(session, SessionClosed("the session expired").to_info())
+        if self.executor.dispatcher.num_busy == 0:
+            collect_when_idle()
         self.start()
 
     # --- sessions ---
