@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from parrot.engine.process import set_passive_waits
@@ -30,6 +31,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
         "missed tokens of graph-aware eviction, LRU and the optimum, on a multi-agent trace",
     ),
     "context-tree": ("context_tree", "extend, fork, match, block tables and eviction of the KV cache"),
+    "sim": ("sim", "figures of the paper on simulated engines, and thousands of them; --only 19 17 ..."),
 }
 
 
@@ -42,19 +44,33 @@ def main() -> None:
     parser.add_argument("name", choices=BENCHMARKS, metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="fewer runs of a smaller size")
     parser.add_argument("--json", type=Path, metavar="FILE", help="store the result too")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="parts of a benchmark that has parts")
     options = parser.parse_args()
     set_passive_waits()  # as an engine's process does, before a benchmark imports torch
-    run: Callable[[bool], dict[str, Any]] = import_module(f"bench.{BENCHMARKS[options.name][0]}").run
+    module = import_module(f"bench.{BENCHMARKS[options.name][0]}")
+    run: Callable[..., dict[str, Any]] = module.run
+    parts = _parts(parser, module, options.only)
     machine = describe_machine()
     print(f"{machine['cpu']}, {machine['cores']} cores, commit {machine['commit']}", flush=True)
-    measured = run(options.quick)
-    command = f"python -m bench {options.name}{' --quick' if options.quick else ''}"
+    measured = run(options.quick, **parts)
+    command = " ".join(["python -m bench", *sys.argv[1:]])
     result = {"name": options.name, "command": command, "machine": machine, **measured}
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     print(f"RESULT {json.dumps(result)}")
     sys.exit(0 if measured.get("ok", True) else 1)
+
+
+def _parts(parser: argparse.ArgumentParser, module: ModuleType, only: list[str] | None) -> dict[str, Any]:
+    if only is None:
+        return {}
+    wrong = set(only) - set(getattr(module, "PARTS", ()))
+    if wrong:
+        parser.error(
+            f"--only {' '.join(sorted(wrong))}: the parts are {', '.join(getattr(module, 'PARTS', ['none']))}"
+        )
+    return {"only": only}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""The figures of the paper on simulated engines (docs/simulation.md)."""

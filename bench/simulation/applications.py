@@ -1,0 +1,148 @@
+"""Applications as both kinds of client run them: steps, and the text that each hands to the next ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from parrot.dummy_model import num_control_tokens, word
+from parrot.wire import Objective
+
+VOCAB_SIZE = 32_000
+
+
+@cache
+def _words() -> list[str]:
+    return [word(token_id) for token_id in range(num_control_tokens(), VOCAB_SIZE)]
+
+
+def text(rng: random.Random, num_tokens: int) -> str:
+    """Random words, one token each."""
+    return " ".join(rng.choices(_words(), k=num_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The output of an earlier step as part of a prompt, or only its first words."""
+
+    step: str
+    max_words: int | None = None
+
+    @property
+    def transforms(self) -> list[dict[str, object]]:
+        """What the service does to the value on its way in."""
+        if self.max_words is None:
+            return []
+        return [{"op": "regex", "pattern": rf"^(?:\s*\S+){{1,{self.max_words}}}", "group": 0}]
+
+    def of(self, value: str) -> str:
+        """The same for a client that does it itself."""
+        return value if self.max_words is None else " " + " ".join(value.split()[: self.max_words])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call: its prompt, and how many tokens it generates."""
+
+    name: str
+    prompt: tuple[str | Value, ...]
+    num_output: int
+
+    @property
+    def needs(self) -> list[str]:
+        """Steps whose output it reads."""
+        return [part.step for part in self.prompt if isinstance(part, Value)]
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """Its steps, in an order in which they can run; the last one's output is the answer."""
+
+    kind: str
+    steps: tuple[Step, ...]
+    objective: Objective = "LATENCY"
+    tenant: str = "default"
+
+    @property
+    def num_output(self) -> int:
+        """Tokens it generates."""
+        return sum(step.num_output for step in self.steps)
+
+
+def request(kind: str, prompt: str, num_output: int) -> Application:
+    """One call by itself."""
+    return Application(kind, (Step("answer", (prompt,), num_output),))
+
+
+def chain_summary(rng: random.Random, num_chunks: int, chunk: int, num_output: int) -> Application:
+    """Each step reads the summary so far and the next chunk."""
+    steps = [Step("s0", (text(rng, chunk),), num_output)]
+    for i in range(1, num_chunks):
+        steps.append(Step(f"s{i}", (text(rng, chunk), Value(f"s{i - 1}")), num_output))
+    return Application("chain", tuple(steps))
+
+
+def map_reduce(rng: random.Random, num_chunks: int, chunk: int, num_output: int) -> Application:
+    """Every chunk is summarised by itself, and the summaries together."""
+    maps = [Step(f"m{i}", (text(rng, chunk),), num_output) for i in range(num_chunks)]
+    reduce = Step("answer", (text(rng, 20), *(Value(step.name) for step in maps)), num_output)
+    return Application("map-reduce", (*maps, reduce))
+
+
+def document_chunks(rng: random.Random, chunk: int) -> int:
+    """Chunks of a long document: 32.1k tokens in the mean, 20.6k to 53.8k."""
+    return max(1, round(rng.triangular(20_600, 53_800, 24_000) / chunk))
+
+
+# --- multi-agent programming (figure 18) --------------------------------------------------------------------
+
+# evaluation.md, section 1: prompt tokens, those shared with the other branches, and outputs.
+PROMPT = {"architect": 251, "coder": 3658, "reviewer": 4867, "reviser": 5383}
+SHARED = {"architect": 250, "coder": 3555, "reviewer": 4794, "reviser": 5268}
+OUTPUT = {
+    "architect": (880,),
+    "coder": (684, 1077, 317, 632, 540, 247, 341, 597),
+    "reviewer": (329, 364, 349, 318, 288, 262, 434, 423),
+    "reviser": (692, 838, 346, 567, 554, 238, 232, 609),
+}
+ROUNDS = 4  # reviewers and revisers, then both again three times
+
+
+def multi_agent(rng: random.Random, num_files: int) -> Application:
+    """An architect designs, N coders write a file each; reviewers read all files, revisers the reviews too.
+
+    The shared counts nest (250 < 3555 < 4794 < 5268): the task, the project with its design, the code of the
+    round, the reviews of the round. Of each file and review a prompt has as many words as make that count.
+    """
+    task = text(rng, SHARED["architect"] - 1)
+    architect = Step("architect", (f"{task} {text(rng, 1)}",), OUTPUT["architect"][0])
+    design = SHARED["coder"] - SHARED["architect"] - architect.num_output
+    history: tuple[str | Value, ...] = (f"{task} {text(rng, design)}", Value("architect"))
+    coders = list(_branches(rng, "coder", "coder", history, num_files))
+    steps, files = [architect, *coders], coders
+    for number in range(ROUNDS):
+        code = (*history, *_excerpts(rng, files, SHARED["reviewer"] - SHARED["coder"]))
+        reviewers = list(_branches(rng, "reviewer", f"reviewer{number}.", code, num_files))
+        reviews = (*code, *_excerpts(rng, reviewers, SHARED["reviser"] - SHARED["reviewer"]))
+        files = list(_branches(rng, "reviser", f"reviser{number}.", reviews, num_files))
+        steps += [*reviewers, *files]
+    package = Step("package", (text(rng, 20), *(Value(step.name, 10) for step in files)), 1)
+    return Application("multi-agent", (*steps, package))
+
+
+def _branches(
+    rng: random.Random, role: str, name: str, history: Sequence[str | Value], num_files: int
+) -> Iterator[Step]:
+    for file in range(num_files):
+        own = " " + text(rng, PROMPT[role] - SHARED[role])
+        yield Step(f"{name}{file}", (*history, own), OUTPUT[role][file % len(OUTPUT[role])])
+
+
+def _excerpts(rng: random.Random, steps: Sequence[Step], num_tokens: int) -> list[str | Value]:
+    """The beginnings of these outputs, and words that make up for what they are too short by."""
+    each = num_tokens // len(steps)
+    missing = num_tokens - sum(min(each, step.num_output) for step in steps)
+    padding = [" " + text(rng, missing)] if missing else []
+    return [*padding, *(Value(step.name, each) for step in steps)]
