@@ -28,6 +28,7 @@ from .applications import Application, Step, Value
 
 COSTS = Path(__file__).parents[1] / "costs"
 NETWORK_S = (0.2, 0.3)  # of one request and its answer
+SESSION_IDLE_S = 60.0  # after which contexts that no graph needs are let go
 _SAMPLE_S = 0.5
 _SWITCHES = {item.name for item in dataclasses.fields(SchedulerConfig) if item.type == "bool"}
 # What a service that sees only single requests can have: the shortest queue.
@@ -60,6 +61,7 @@ class Arm:
         """The manager of this arm."""
         switches: dict[str, Any] = {name: False for name in self.off if name in _SWITCHES}
         others: dict[str, Any] = {name: False for name in self.off if name not in _SWITCHES}
+        fields = {"session_idle_s": SESSION_IDLE_S, **fields}
         return ManagerConfig(model="simulated", scheduler=SchedulerConfig(**switches), **others, **fields)
 
 
@@ -165,7 +167,7 @@ async def _step_by_step(world: World, application: Application, number: int) -> 
 async def _serve(
     world: World, application: Application, calls: list[dict[str, Any]]
 ) -> tuple[api.GraphReply, str]:
-    """Submit calls as a session, wait for the last one's output, and close the session."""
+    """Submit calls as a session of their own, which is left to expire, and wait for the last one's output."""
     service, tenant = world.cluster.service, application.tenant
     session_id = service.create_session(tenant=tenant).session_id
     answer = calls[-1]["placeholders"][-1]["semantic_var_id"]
@@ -176,9 +178,7 @@ async def _serve(
     }
     service.submit(api.SubmitBody.model_validate(body), tenant=tenant)
     reply = await service.get(api.GetBody(session_id=session_id, semantic_var_id=answer), tenant=tenant)
-    graph = service.graph(session_id, tenant=tenant)
-    service.delete_session(session_id, tenant=tenant)
-    return graph, reply.value or ""
+    return service.graph(session_id, tenant=tenant), reply.value or ""
 
 
 def _call(step: Step, application: Application) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class SimulatedEngine(Engine):
     def stretch(self) -> Stretch | None:
         """The steps ahead, if they can be told: more than one, all alike."""
         calls = self._running
-        if not self._steady or not calls:
+        if not self._steady or not calls or len(self._early):
             return None
         available = self.tree.num_free_blocks + self.tree.num_evictable_blocks
         # Each call starts a block at most every BLOCK_SIZE steps, and may have to copy one.

@@ -90,6 +90,7 @@ class EngineActor:
         self._num_steps = 0  # of the stretch, that will have been when the timer is due
         self._timer: asyncio.TimerHandle | None = None
         self._epoch = f"life-of-{name}"
+        self._sequence = 0  # of the last StepReplies
         self._register = wire.Register(
             protocol_version=wire.PROTOCOL_VERSION,
             name=name,
@@ -115,7 +116,7 @@ class EngineActor:
         """A message of the manager arrives now."""
         if isinstance(message, wire.Ping):
             stats = msgspec.structs.replace(self.engine.stats(), clock_us=self._loop.now_us())
-            self._send(wire.Heartbeat(self._epoch, stats))
+            self._send(wire.Heartbeat(self._epoch, stats, self._sequence))
             return
         self._inbox.append(message)
         if not self._is_awake:
@@ -161,7 +162,9 @@ class EngineActor:
 
     def _end(self, replies: list[wire.Reply]) -> None:
         if replies:
-            self._send(wire.StepReplies(self._epoch, tuple(replies), self.engine.stats()))
+            self._sequence += 1
+            stats = self.engine.stats()
+            self._send(wire.StepReplies(self._epoch, tuple(replies), stats, sequence=self._sequence))
         self._begin()
 
     def _take_messages(self) -> None:
@@ -176,3 +179,5 @@ class EngineActor:
                     self.engine.free_contexts(message.context_ids)
                 case wire.ContextUses():
                     self.engine.uses.add(message)
+                case wire.ReportContexts():
+                    self.engine.report_contexts()
