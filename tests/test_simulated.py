@@ -40,8 +40,9 @@ def play(
 
     async def main(loop: SimulatedLoop) -> EngineActor:
         def receive(message: wire.FromEngine) -> None:
-            assert isinstance(message, wire.StepReplies)
-            timeline.extend((loop.now_us(), reply) for reply in message.replies)
+            assert isinstance(message, wire.StepReplies | wire.Heartbeat)
+            said = message.replies if isinstance(message, wire.StepReplies) else (message.stats,)
+            timeline.extend((loop.now_us(), one) for one in said)
 
         actor = EngineActor("engine", spec, words_tokenizer(), made_up_text(), loop, receive)
         if not stretches:
@@ -167,6 +168,25 @@ def test_steps_taken_together_end_as_if_taken_one_by_one(
     singly, slow = play(events, spec, stretches=False)
     assert generated(together) == generated(singly)
     assert actor.num_events <= slow.num_events
+
+
+def test_within_a_stretch_heartbeats_tell_of_the_steps_that_are_over() -> None:
+    calls: list[tuple[int, wire.ToEngine]] = [
+        (0, dispatch(n, range(100 * n, 100 * n + 50), max_tokens=300)) for n in (1, 2, 3)
+    ]
+    pings: list[tuple[int, wire.ToEngine]] = [(t, wire.Ping("m")) for t in range(50_000, 1_400_000, 70_000)]
+    told = {}
+    for stretches in (True, False):
+        timeline, _ = play([*calls, *pings], EngineSpec(COST), stretches=stretches)
+        beats = [one for _, one in timeline if isinstance(one, wire.EngineStats)]
+        told[stretches] = [(b.num_steps, b.decode_tokens, b.busy_us, b.expected_us) for b in beats]
+    assert len(told[True]) == len(pings)
+    for together, singly in zip(told[True], told[False], strict=True):
+        # An engine that steps one by one has counted the step that it is in.
+        assert 0 <= singly[0] - together[0] <= 1
+        assert 0 <= singly[1] - together[1] <= 3
+        assert 0 <= singly[2] - together[2] < 6000
+    assert all(busy <= expected for _, _, busy, expected in told[True]), "it seems slower than it said"
 
 
 def test_the_step_that_runs_when_something_comes_is_the_last_of_a_stretch() -> None:

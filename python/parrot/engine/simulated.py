@@ -195,10 +195,13 @@ class SimulatedEngine(Engine):
                 if call.output is not None:
                     self._write(call, call.output, num_steps - 1)
         self._step_us = stretch.duration_us(num_steps)
+        expected_us = self.counters.expected_us + self._step_us
         try:
             return self.step()
         finally:
             self._step_us = None
+            self.counters.num_steps += num_steps - 1
+            self.counters.expected_us = expected_us
 
     def _write(self, call: EngineCall, output: Output, count: int) -> None:
         """The output has so many ids more, which are not computed yet."""

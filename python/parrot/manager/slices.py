@@ -6,9 +6,10 @@ Such work is a generator that yields wherever it may be interrupted and returns 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Generator
 from typing import TypeVar
+
+from .clock import now_s
 
 T = TypeVar("T")
 SLICE_S = 0.003
@@ -26,13 +27,13 @@ def run_whole(work: Generator[None, None, T]) -> T:
 
 async def run_in_slices(work: Generator[None, None, T]) -> T:
     """The result; whatever else is due on the loop runs every ``SLICE_S``."""
-    began = time.perf_counter()
+    began = now_s()
     while True:
         try:
             next(work)
         except StopIteration as end:
             result: T = end.value
             return result
-        if time.perf_counter() - began >= SLICE_S:
+        if now_s() - began >= SLICE_S:
             await asyncio.sleep(0)
-            began = time.perf_counter()
+            began = now_s()

@@ -115,8 +115,7 @@ class EngineActor:
     def deliver(self, message: wire.ToEngine) -> None:
         """A message of the manager arrives now."""
         if isinstance(message, wire.Ping):
-            stats = msgspec.structs.replace(self.engine.stats(), clock_us=self._loop.now_us())
-            self._send(wire.Heartbeat(self._epoch, stats, self._sequence))
+            self._send(wire.Heartbeat(self._epoch, self._stats_now(), self._sequence))
             return
         self._inbox.append(message)
         if not self._is_awake:
@@ -124,6 +123,22 @@ class EngineActor:
             self._loop.call_soon(self._begin)
         elif self._stretch is not None and isinstance(message, wire.Dispatch | wire.Abort):
             self._interrupt(self._stretch)
+
+    def _stats_now(self) -> wire.EngineStats:
+        """The engine's, with the steps of a stretch that are over."""
+        stats, now_us = self.engine.stats(), self._loop.now_us()
+        if self._stretch is None:
+            return msgspec.structs.replace(stats, clock_us=now_us)
+        num_steps = self._stretch.steps_within(now_us - self._began_us + 1) - 1
+        took_us = self._stretch.duration_us(num_steps)
+        return msgspec.structs.replace(
+            stats,
+            clock_us=now_us,
+            num_steps=stats.num_steps + num_steps,
+            decode_tokens=stats.decode_tokens + num_steps * stats.num_running,
+            busy_us=stats.busy_us + took_us,
+            expected_us=stats.expected_us + took_us,
+        )
 
     # --- the step loop ---
 
