@@ -67,6 +67,18 @@ JournalFile = Annotated[
         "started with it again, also after kill -9, goes on where it was.",
     ),
 ]
+DrainGrace = Annotated[
+    float, typer.Option("--drain-grace-s", help="What running calls have to finish after SIGTERM.")
+]
+StallAfter = Annotated[
+    float,
+    typer.Option(
+        "--stall-after-s", help="Calls that make no step for so long run elsewhere."
+    ),
+]
+MaxRetries = Annotated[
+    int, typer.Option("--max-retries", help="How often a call runs again whose engine was lost.")
+]
 ParentPipe = Annotated[
     bool, typer.Option("--parent-pipe", help="End when standard input ends, with whoever holds it.")
 ]
@@ -127,6 +139,9 @@ def serve(
     unprotected: Unprotected = False,
     ready_file: ReadyFile = None,
     journal: JournalFile = None,
+    drain_grace_s: DrainGrace = 20.0,
+    stall_after_s: StallAfter = 30.0,
+    max_retries: MaxRetries = 2,
     parent_pipe: ParentPipe = False,
     verbose: Verbose = False,
 ) -> None:
@@ -147,6 +162,9 @@ def serve(
         unprotected=unprotected,
         ready_file=ready_file,
         journal=journal,
+        drain_grace_s=drain_grace_s,
+        stall_after_s=stall_after_s,
+        max_retries=max_retries,
     )
     engine_configs = [
         EngineConfig(
@@ -163,6 +181,8 @@ def serve(
             max_batch_tokens=max_batch_tokens,
             num_threads=num_threads,
             simulate=simulate,
+            drain_grace_s=drain_grace_s,
+            stall_after_s=stall_after_s,
         )
         for index in range(engines)
     ]
@@ -182,6 +202,9 @@ def manager(
     unprotected: Unprotected = False,
     ready_file: ReadyFile = None,
     journal: JournalFile = None,
+    drain_grace_s: DrainGrace = 20.0,
+    stall_after_s: StallAfter = 30.0,
+    max_retries: MaxRetries = 2,
     parent_pipe: ParentPipe = False,
     verbose: Verbose = False,
 ) -> None:
@@ -201,6 +224,9 @@ def manager(
         unprotected=unprotected,
         ready_file=ready_file,
         journal=journal,
+        drain_grace_s=drain_grace_s,
+        stall_after_s=stall_after_s,
+        max_retries=max_retries,
     )
     _run_manager(config, [], parent_pipe, verbose)
 
@@ -225,6 +251,8 @@ def engine(
         int | None, typer.Option("--parent-pid", help="End with this process, which must be the parent.")
     ] = None,
     simulate: Simulate = None,
+    drain_grace_s: DrainGrace = 20.0,
+    stall_after_s: StallAfter = 30.0,
     write_cost: Annotated[
         Path | None,
         typer.Option("--write-cost", metavar="FILE", help="Store what the engine measures at its start."),
@@ -248,6 +276,8 @@ def engine(
         manager_timeout_s=manager_timeout_s,
         parent_pid=parent_pid,
         simulate=simulate,
+        drain_grace_s=drain_grace_s,
+        stall_after_s=stall_after_s,
         write_cost=write_cost,
     )
     from ..engine.server import run_engine

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -31,7 +32,8 @@ from .service import Service
 from .supervisor import Supervisor
 
 log = logging.getLogger(__name__)
-DRAIN_GRACE_S = 5.0
+_ANSWER_GRACE_S = 2  # for answers that are being written when everything has ended
+_AT_ONCE_S = 0.2  # for engines to end when there is no time
 
 
 def bind_listener(host: str, port: int) -> socket.socket:
@@ -108,6 +110,7 @@ class _Manager:
         self._listener = listener
         self._journal = journal
         self._stopping: asyncio.Task[None] | None = None
+        self._is_urgent = False  # asked twice to end
 
     async def run(self, parent_pipe: bool) -> None:
         registry = EngineRegistry(self._config)
@@ -132,7 +135,7 @@ class _Manager:
             await self._server.serve(sockets=[self._listener])
         finally:
             self._service.close()
-            await supervisor.close()
+            await supervisor.close(_AT_ONCE_S if self._is_urgent else None)
             await registry.close()
             if self._journal is not None:
                 self._journal.close()
@@ -148,7 +151,7 @@ class _Manager:
             log_level="warning",
             lifespan="off",
             server_header=False,
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=_ANSWER_GRACE_S,
         )
         return _Server(uvicorn_config, lambda: self._announce(engine_address))
 
@@ -162,7 +165,7 @@ class _Manager:
     def _watch_signals(self, parent_pipe: bool) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop, DRAIN_GRACE_S)
+            loop.add_signal_handler(number, self._stop, self._config.drain_grace_s)
         if parent_pipe:
             threading.Thread(target=_wait_for_eof, args=(loop, self._stop), daemon=True).start()
 
@@ -171,14 +174,22 @@ class _Manager:
         if self._stopping is None:
             log.info("draining: running calls have %g s to finish", grace_s)
             self._stopping = asyncio.get_running_loop().create_task(self._drain(grace_s))
-        else:
-            self._stopping.cancel()
+            return
+        log.warning("asked again to end: what still runs is given up")
+        self._is_urgent = True
+        self._stopping.cancel()
+        self._server.force_exit = self._server.should_exit = True
 
     async def _drain(self, grace_s: float) -> None:
+        until = time.monotonic() + grace_s
         try:
             await self._executor.drain(grace_s)
         finally:
             self._service.close()
+            # What is left of the grace belongs to streams whose clients read slowly.
+            self._server.config.timeout_graceful_shutdown = max(
+                _ANSWER_GRACE_S, int(until - time.monotonic())
+            )
             self._server.should_exit = True
 
 

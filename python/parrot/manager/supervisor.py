@@ -38,6 +38,8 @@ def engine_argv(config: EngineConfig) -> list[str]:
         ("--max-batch-tokens", config.max_batch_tokens),
         ("--num-threads", config.num_threads),
         ("--parent-pid", config.parent_pid),
+        ("--drain-grace-s", config.drain_grace_s),
+        ("--stall-after-s", config.stall_after_s),
         ("--simulate", config.simulate),
     ]
     argv = [sys.executable, "-m", "parrot.cli.main", "engine"]
@@ -91,8 +93,8 @@ class Supervisor:
         """Start every engine; returns at once."""
         self._tasks = [asyncio.create_task(self._keep_alive(child)) for child in self._children]
 
-    async def close(self) -> None:
-        """End all engines: SIGTERM, then SIGKILL for those that stay."""
+    async def close(self, grace_s: float | None = None) -> None:
+        """End all engines: SIGTERM, and after ``grace_s`` (3 s unless given) SIGKILL for those that stay."""
         processes = [child.process for child in self._children if child.process is not None]
         for task in self._tasks:
             task.cancel()
@@ -100,7 +102,8 @@ class Supervisor:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
-        await asyncio.gather(*(_reap(process) for process in processes))
+        grace_s = _TERMINATE_S if grace_s is None else grace_s
+        await asyncio.gather(*(_reap(process, grace_s) for process in processes))
 
     @property
     def problem(self) -> str | None:
@@ -196,9 +199,9 @@ async def _pass_on(stream: asyncio.StreamReader, tail: deque[str]) -> None:
             tail.append(text.strip()[:500])
 
 
-async def _reap(process: asyncio.subprocess.Process) -> None:
+async def _reap(process: asyncio.subprocess.Process, grace_s: float) -> None:
     try:
-        await asyncio.wait_for(process.wait(), _TERMINATE_S)
+        await asyncio.wait_for(process.wait(), grace_s)
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
