@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from parrot.config import DEFAULT_MODEL
-from parrot.models import resolve_model
-from parrot.tokenizer import Tokenizer
 
-from .responder import Responder, Spec
+from .timed_engine import STEP_S, Spec, TimedEngine
 
 START_TIMEOUT_S = 60.0
 TEMPLATE_BYTES, VALUE_BYTES = 2048, 200
@@ -28,8 +26,8 @@ _WORDS = (
     "the service keeps what several calls have in common and hands each of them only the part that is its "
     "own so that nothing is computed twice while every answer stays what it would have been alone "
 )
-_SAMPLING = {"max_tokens": 32}
-ANSWER = " The summary of this part is short, and every reader of it can go on from here."
+CALL_TOKENS = 5
+_SAMPLING = {"max_tokens": CALL_TOKENS, "ignore_eos": True}
 
 
 def filler(num_chars: int, seed: int = 0) -> str:
@@ -91,24 +89,12 @@ def manager_process(*options: str) -> Iterator[ManagerProcess]:
 
 @contextmanager
 def simulated_service(
-    num_engines: int = 1, *, call_s: float = 0.05, options: tuple[str, ...] = ()
-) -> Iterator[tuple[ManagerProcess, list[Responder]]]:
-    """A manager whose engines answer every call after ``call_s``."""
-    tokenizer = Tokenizer.load(resolve_model(DEFAULT_MODEL))
-    ids = tuple(int(token) for token in tokenizer.encode(ANSWER))
+    num_engines: int = 1, *, step_s: float = STEP_S, options: tuple[str, ...] = ()
+) -> Iterator[tuple[ManagerProcess, list[TimedEngine]]]:
+    """A manager with engines whose steps take ``step_s``: a call takes CALL_TOKENS of them."""
     with manager_process(*options) as manager:
         engines = [
-            Responder(
-                Spec(
-                    manager.engine_address,
-                    tokenizer.fingerprint,
-                    tokenizer.vocab_size,
-                    ANSWER,
-                    ids,
-                    f"sim-{index}",
-                    call_s,
-                )
-            )
+            TimedEngine(Spec(manager.engine_address, DEFAULT_MODEL, f"sim-{index}", step_s))
             for index in range(num_engines)
         ]
         try:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:  # torch takes a second to import, and reads the environment w
 log = logging.getLogger(__name__)
 
 
-def run_engine(config: EngineConfig) -> None:
-    """Run one engine until it is told to end, its manager is silent, or its parent is gone.
+def run_engine(config: EngineConfig, *, link_type: type[Link] = Link) -> None:
+    """Run one engine until it is told to end, its manager is silent, or its parent is gone. ``link_type`` may
+    watch what passes.
 
     Must be called in the main thread of a process of its own. Raises :class:`SetupError` when the model
     cannot be loaded and ``SystemExit(3)`` when the manager was silent for ``manager_timeout_s``.
@@ -38,7 +39,7 @@ def run_engine(config: EngineConfig) -> None:
         signal_on_parent_death(parent_pid, lambda: sys.exit(EXIT_MANAGER_SILENT))
     set_passive_waits()
     engine, register = load_engine(config)
-    link = Link(
+    link = link_type(
         LinkConfig(
             config.manager_address,
             config.heartbeat_s,
