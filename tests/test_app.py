@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,7 @@ def test_while_the_journal_cannot_be_written_the_service_says_so_and_lives(
         await manager.add_engine()
         session = await new_session(client)
         submit = {"session_id": session, "submit_id": "s", "calls": [call_body()]}
-        submit["variables"] = [{"semantic_var_id": "big", "value": "x" * 100_000}]
+        submit["variables"] = [{"semantic_var_id": "big", "value": secrets.token_hex(100_000)}]
         assert manager.journal is not None
         manager.journal._store.limit_pages(12)
         check_error(await client.post("/v1/submit", json=submit), 503, "journal_unavailable")

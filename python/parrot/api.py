@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 # Any constraint makes pydantic refuse half surrogate pairs, which JSON can carry and UTF-8 cannot.
 Text = Annotated[str, Field(min_length=0)]
@@ -276,6 +284,16 @@ class SubmitBody(Body):
     variables: tuple[VariableBody, ...] = ()
     calls: tuple[CallBody, ...] = ()
     labels: tuple[LabelBody, ...] = ()
+    _text: bytes | None = PrivateAttr(default=None)
+
+    def came_as(self, text: bytes) -> SubmitBody:
+        """This body, which was read from ``text``."""
+        self._text = text
+        return self
+
+    def to_json(self) -> bytes:
+        """What it was read from, or else what could be."""
+        return self._text or self.model_dump_json(exclude_unset=True, by_alias=True).encode()
 
 
 class SubmittedCall(Body):

@@ -88,8 +88,7 @@ class SessionRecorder:
             for call in calls
         ]
         when = str(_wall_us())
-        text = body.model_dump_json(exclude_unset=True, by_alias=True)
-        self._append(Kind.SUBMIT, when, text.encode(), _encode(ids))
+        self._append(Kind.SUBMIT, when, body.to_json(), _encode(ids))
 
     def ended(self, variables: Sequence[Variable], output: OutputBinding | None) -> None:
         """See :class:`Recorder`."""

@@ -64,7 +64,8 @@ def reading(raw: bytes, config: ManagerConfig) -> Generator[None, None, api.Subm
     _check_sources(variables, config.max_sources_per_submit)
     calls = yield from _each("calls", parts["calls"], api.CallBody)
     labels = yield from _each("labels", parts["labels"], api.LabelBody)
-    return head.model_copy(update={"variables": variables, "calls": calls, "labels": labels})
+    body = head.model_copy(update={"variables": variables, "calls": calls, "labels": labels})
+    return body.came_as(raw)
 
 
 def documented_body(model: type[BaseModel]) -> dict[str, Any]:
