@@ -72,9 +72,7 @@ DrainGrace = Annotated[
 ]
 StallAfter = Annotated[
     float,
-    typer.Option(
-        "--stall-after-s", help="Calls that make no step for so long run elsewhere."
-    ),
+    typer.Option("--stall-after-s", help="Calls that make no step for so long run elsewhere."),
 ]
 MaxRetries = Annotated[
     int, typer.Option("--max-retries", help="How often a call runs again whose engine was lost.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel
 
 from .. import __version__
@@ -13,7 +13,9 @@ from ..api import ErrorReply, SubmitBody
 from ..errors import Unavailable
 from .auth import Auth, caller_of
 from .engines import EngineRegistry
+from .exposition import CONTENT_TYPE
 from .http_errors import BodyLimit, error_response, error_responses, install_error_handlers
+from .metrics import Metrics
 from .openai_api import openai_router
 from .routes import session_router
 from .service import Service
@@ -50,6 +52,7 @@ def create_app(service: Service, registry: EngineRegistry, supervisor: Superviso
     app.include_router(session_router(service, registry))
     app.include_router(openai_router(service))
     _add_probes(app, service, registry, supervisor)
+    _add_metrics(app, Metrics(service, registry))
     app.add_middleware(BodyLimit, max_body_bytes=service.config.max_body_bytes)
     app.add_middleware(Auth, tenants=service.tenants)  # the outermost: it comes before the body is read
     _correct_openapi(app)
@@ -94,6 +97,13 @@ def _add_probes(
         return Ready(
             engines=len(registry.alive), stalled=registry.stalled if caller_of(request).is_operator else []
         )
+
+
+def _add_metrics(app: FastAPI, metrics: Metrics) -> None:
+    @app.get("/metrics", tags=["probes"], response_class=PlainTextResponse)
+    async def page() -> Response:
+        """Counters and gauges in Prometheus' text format."""
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
 
 
 def _unready_reason(service: Service, registry: EngineRegistry, supervisor: Supervisor | None) -> str | None:

@@ -76,6 +76,11 @@ class EngineRegistry:
         return list(self._by_epoch.values())
 
     @property
+    def engines(self) -> list[Engine]:
+        """Newest life of every name."""
+        return list(self._engines.values())
+
+    @property
     def usable(self) -> list[Engine]:
         """Engines that are to be sent calls now."""
         return [engine for engine in self._by_epoch.values() if engine.state == "ready"]
@@ -185,6 +190,8 @@ class EngineRegistry:
         self._invite(identity, message.epoch)
 
     def _note_stats(self, engine: Engine, stats: wire.EngineStats) -> None:
+        if engine.stats is not None and stats.pool_breaches > engine.stats.pool_breaches:
+            log.error("the KV cache of engine %s broke and was made anew; its log has more", engine.name)
         engine.stats = stats
         engine.clock.observe(stats.clock_us, now_us())
         engine.progress.heard(stats, now_s())

@@ -19,6 +19,7 @@ from ..tokenizer import EncodedPrompt, Tokenizer
 from .analysis import deduce
 from .application import Application
 from .call import Call, CallState, OutputBinding
+from .call_counts import CallCounts
 from .clock import now_us
 from .dispatcher import Dispatcher
 from .engines import Engine, EngineRegistry
@@ -66,7 +67,8 @@ class Executor:
         self.knowledge = PrefixKnowledge(registry, self.scheduler, self._uses)
         self._stale: dict[Application, None] = {}  # objectives may have to be deduced again
         self._turn_is_due = False
-        self._num_live = 0
+        self.num_live = 0
+        self.counts = CallCounts()
 
     # --- applications ---
 
@@ -84,7 +86,7 @@ class Executor:
         if live:
             application.arrival_us = min(call.timing.submitted_us for call in live)
         num_live = len(live) + len(changes.ended)  # those that end now end as others do
-        self._num_live += num_live
+        self.num_live += num_live
         application.tenant.submitted(num_live)
         self._stale[application] = None
         if self._uses is not None:
@@ -115,7 +117,7 @@ class Executor:
         submitted = yield from session.graph.adding(body, now_us=now, before_insertion=before_insertion)
         if was_idle:
             application.arrival_us = now
-        self._num_live += len(submitted.calls)
+        self.num_live += len(submitted.calls)
         application.tenant.submitted(len(submitted.calls))
         self._stale[application] = None
         if fill is not None and application.single is not None:
@@ -165,9 +167,9 @@ class Executor:
         if num_calls and self._no_engine is not None:
             raise Unavailable(self._no_engine)
         limit = self.config.max_queued_calls
-        if self._num_live + num_calls > limit:
+        if self.num_live + num_calls > limit:
             raise Overloaded(
-                f"{self._num_live} calls are unfinished, {num_calls} more would exceed the limit of {limit}; "
+                f"{self.num_live} calls are unfinished, {num_calls} more would exceed the limit of {limit}; "
                 "try again later, or with fewer calls at once"
             )
 
@@ -178,7 +180,8 @@ class Executor:
             self.dispatcher.stop(call)
             if call.state is not CallState.DONE or call.timing.finished_us is None:
                 call.timing.finished_us = now
-            self._num_live -= 1
+            self.num_live -= 1
+            self.counts.ended(call)
             if self._uses is not None:
                 self._uses.ended(call)
             application = self._applications[call.session_id]

@@ -50,6 +50,11 @@ class Service:
         self._submitting: dict[tuple[str, str], asyncio.Future[None]] = {}  # the last one of each session
         self._sweep: asyncio.TimerHandle | None = None
 
+    @property
+    def num_sessions(self) -> int:
+        """Live ones, detached ones left out."""
+        return len(self._sessions)
+
     def start(self) -> None:
         """Begin to expire sessions."""
         interval_s = min(_SWEEP_S, self.config.session_idle_s / 4)

@@ -1,0 +1,160 @@
+"""``GET /metrics``: what the service, its engines and its calls are doing, for Prometheus.
+
+Everything is read when somebody asks. Labels take their values from closed sets, but for the names of
+engines: ``MAX_ENGINES`` of them have series of their own, the others share one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from .. import __version__
+from ..wire import EngineStats
+from .call_counts import Histogram
+from .engines import Engine, EngineRegistry
+from .exposition import Sample, by_label, counter, gauge, histogram
+from .service import Service
+
+MAX_ENGINES = 100
+OTHER_ENGINES = "(others)"
+_STATES = ("ready", "silent", "draining", "stalled", "lost")
+_LAG_EVERY_S = 0.25
+_LAG_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+Read = Callable[[EngineStats], float]
+
+_GAUGES: tuple[tuple[str, str, Read], ...] = (
+    ("running", "Calls in the batch.", lambda stats: stats.num_running),
+    ("waiting", "Calls that wait for room in the engine.", lambda stats: stats.num_waiting),
+    ("turn_seconds", "How long the loop's present turn lasts.", lambda stats: stats.turn_us / 1e6),
+    ("free_blocks", "KV blocks that hold nothing.", lambda stats: stats.num_free_blocks),
+    ("evictable_blocks", "KV blocks of the cache.", lambda stats: stats.num_evictable_blocks),
+    ("held_blocks", "KV blocks of calls.", lambda stats: stats.num_held_blocks),
+)
+_COUNTERS: tuple[tuple[str, str, Read], ...] = (
+    ("steps", "Steps.", lambda stats: stats.num_steps),
+    ("busy_seconds", "Time inside steps.", lambda stats: stats.busy_us / 1e6),
+    ("expected_seconds", "The same by the cost model.", lambda stats: stats.expected_us / 1e6),
+    ("prefill_tokens", "Prompt tokens computed.", lambda stats: stats.prefill_tokens),
+    ("decode_tokens", "Tokens generated.", lambda stats: stats.decode_tokens),
+    ("cached_tokens", "Prompt tokens found in the cache.", lambda stats: stats.cached_tokens),
+    ("forks", "Contexts that began with a cached prefix.", lambda stats: stats.forks),
+    ("cow_copies", "Partial blocks copied on the first write.", lambda stats: stats.cow_copies),
+    ("evicted_blocks", "KV blocks evicted.", lambda stats: stats.evicted_blocks),
+    ("early_fills", "Prefixes computed ahead of their calls.", lambda stats: stats.early_fills),
+    ("preemptions", "Calls that lost their blocks.", lambda stats: stats.preemptions),
+    ("calls_ended", "Calls that left the engine.", lambda stats: stats.calls_ended),
+    ("dropped_messages", "Frames that were no message.", lambda stats: stats.dropped_messages),
+    ("pool_breaches", "KV caches that broke and were made anew.", lambda stats: stats.pool_breaches),
+)
+
+
+class Metrics:
+    """The page of one service. Lives on the loop."""
+
+    def __init__(self, service: Service, registry: EngineRegistry) -> None:
+        self._service = service
+        self._registry = registry
+        self._lag = LoopLag()
+
+    def render(self) -> str:
+        """The whole page."""
+        self._lag.start()
+        return "".join((*self._calls(), *self._state(), *self._engines(), *_process()))
+
+    def _calls(self) -> Iterator[str]:
+        executor = self._service.executor
+        counts, dispatcher = executor.counts, executor.dispatcher
+        present = {
+            "unfinished": executor.num_live,
+            "busy": dispatcher.num_busy,
+            "queued": dispatcher.num_queued,
+        }
+        tokens = {
+            "prompt": counts.prompt_tokens,
+            "cached": counts.cached_tokens,
+            "output": counts.output_tokens,
+        }
+        phases = [({"phase": phase}, values) for phase, values in counts.seconds.items()]
+        yield gauge("calls", "Unfinished ones.", by_label("state", present))
+        yield counter("calls_ended", "Calls that have ended.", by_label("state", counts.by_state))
+        yield counter("calls_failed", "Calls that failed.", by_label("code", counts.failures_by_code))
+        yield counter("call_retries", "Calls that ran again.", [({}, dispatcher.num_retries)])
+        yield counter("tokens", "Tokens of ended calls.", by_label("kind", tokens))
+        yield counter(
+            "placements", "What the scheduler did.", by_label("kind", executor.scheduler.counters())
+        )
+        yield histogram("call_seconds", "Phases of calls that are done.", phases)
+
+    def _state(self) -> Iterator[str]:
+        executor, registry = self._service.executor, self._registry
+        is_open = executor.refusal is None and executor.watchdog.problem is None
+        yield gauge("build_info", "The version that serves.", [({"version": __version__}, 1)])
+        yield gauge("ready", "Whether calls can run.", [({}, is_open and bool(registry.usable))])
+        yield gauge("sessions", "Live sessions.", [({}, self._service.num_sessions)])
+        yield counter("stalls", "Work that waited and made no step.", [({}, executor.watchdog.num_stalls)])
+        yield counter("frames_dropped", "Frames that were no message.", [({}, registry.num_dropped_frames)])
+        yield counter("frame_losses", "Frames that never came.", [({}, registry.num_lost_frames)])
+        yield counter("cache_snapshots", "Reports of whole caches.", [({}, executor.knowledge.num_snapshots)])
+        yield histogram("loop_lag_seconds", "How late the loop is.", [({}, self._lag.histogram)])
+
+    def _engines(self) -> Iterator[str]:
+        engines = self._registry.engines
+        states = {state: sum(engine.state == state for engine in engines) for state in _STATES}
+        alive = [engine for engine in engines if engine.alive]
+        named = alive[:MAX_ENGINES]
+        slowdowns = [({"engine": engine.name}, engine.slowdown.factor) for engine in named]
+        yield gauge("engines", "Engines by state.", by_label("state", states))
+        yield gauge("engine_slowdown", "Step time over that of the cost model.", slowdowns)
+        yield gauge(
+            "engine_dispatched",
+            "Calls sent and not ended.",
+            _each(alive, lambda engine: engine.num_dispatched),
+        )
+        for name, text, read in _GAUGES:
+            yield gauge(f"engine_{name}", text, _each(alive, _of_stats(read)))
+        for name, text, read in _COUNTERS:
+            yield counter(f"engine_{name}", text, _each(alive, _of_stats(read)))
+
+
+class LoopLag:
+    """How late timers of the running loop are; measured from the first time that somebody looks."""
+
+    def __init__(self) -> None:
+        self.histogram = Histogram(_LAG_BOUNDS_S)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to measure, unless that has been done."""
+        if self._timer is None:
+            self._wait()
+
+    def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _LAG_EVERY_S
+        self._timer = loop.call_at(due, self._measure, due)
+
+    def _measure(self, due: float) -> None:
+        self.histogram.observe(max(0.0, asyncio.get_running_loop().time() - due))
+        self._wait()
+
+
+def _each(engines: Sequence[Engine], read: Callable[[Engine], float]) -> list[Sample]:
+    samples: list[Sample] = [({"engine": engine.name}, read(engine)) for engine in engines[:MAX_ENGINES]]
+    if len(engines) > MAX_ENGINES:
+        samples.append(({"engine": OTHER_ENGINES}, sum(map(read, engines[MAX_ENGINES:]))))
+    return samples
+
+
+def _of_stats(read: Read) -> Callable[[Engine], float]:
+    return lambda engine: 0 if engine.stats is None else read(engine.stats)
+
+
+def _process() -> Iterator[str]:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    yield counter("cpu_seconds", "CPU time of the manager.", [({}, usage.ru_utime + usage.ru_stime)])
+    yield gauge("resident_bytes", "Memory of the manager.", [({}, pages * resource.getpagesize())])
