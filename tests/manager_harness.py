@@ -218,7 +218,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 3.0) -> None:
 
 
 @asynccontextmanager
-async def running_manager(model: Path, **config: object) -> AsyncIterator[Manager]:
+async def running_manager(model: Path, /, **config: object) -> AsyncIterator[Manager]:
     """A manager without HTTP; its heartbeat is fast, so that tests of loss are."""
     fields = {"model": str(model), "heartbeat_s": 0.05, "lost_after_s": 0.5, **config}
     manager = Manager(ManagerConfig(**fields), Tokenizer.load(model))  # type: ignore[arg-type]

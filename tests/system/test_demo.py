@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from service_process import ServiceProcess, service
 
 pytestmark = [pytest.mark.system, pytest.mark.model]
 
@@ -46,3 +48,30 @@ def test_an_example_prints_both_times_and_that_no_network_is_emulated(example: s
     output = run(program, "--chunks", "2", "--chunk-tokens", "60", "--max-tokens", "8", cwd=tmp_path)
     assert re.search(r"^Parrot [\d.]+ s, client-orchestrated twin [\d.]+ s$", output, re.MULTILINE)
     assert "No network delay is emulated here" in output
+
+
+@pytest.fixture(scope="module")
+def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    with service(tiny_model, tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("example", "options", "num_calls"),
+    [
+        ("copilot", ["--sections", "1"], 6),
+        ("agents", ["--files", "2", "--rounds", "0"], 7),
+        ("search", ["--question", "Why is the sea salty?"], 2),
+        ("batch", ["--documents", "4", "--document-tokens", "30"], 8),
+    ],
+)
+def test_an_example_runs_both_ways_on_a_service_that_is_there(
+    running: ServiceProcess, example: str, options: list[str], num_calls: int, tmp_path: Path
+) -> None:
+    program = str(ROOT / "examples" / f"{example}.py")
+    output = run(program, "--url", running.url, "--max-tokens", "4", *options, cwd=tmp_path)
+    for way in ("Parrot", "client-orchestrated twin"):
+        assert re.search(rf"^{way}: {num_calls} calls, [\d.]+ s$", output, re.MULTILINE), "progress"
+        assert re.search(
+            rf"^ {way} +[\d.]+ +{num_calls} +[\d,]+ +[\d,]+ +{4 * num_calls} $", output, re.MULTILINE
+        )
