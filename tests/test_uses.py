@@ -197,7 +197,7 @@ def real_engine(model: Path, address: str, num_blocks: int) -> Iterator[Engine]:
     registration = wire.Register(wire.PROTOCOL_VERSION, "engine-0", "epoch", 1, info, cost, 4)
     link = Link(LinkConfig(address, 0.05, 60.0), registration, engine.stats())
     link.start()
-    loop = threading.Thread(target=_serve, args=(engine, link, "epoch"))
+    loop = threading.Thread(target=_serve, args=(engine, link, "epoch", 60.0))
     loop.start()
     try:
         yield engine
