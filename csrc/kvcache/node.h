@@ -39,7 +39,6 @@ struct Domains {
 struct Context {
     std::int64_t id = 0;
     Node* node = nullptr;
-    Domains domains;
     Context* previous = nullptr;  // others that end at the same node
     Context* next = nullptr;
     bool held = true;
@@ -49,6 +48,7 @@ struct Context {
     std::int64_t batch_mark = 0;  // the last batch it was part of: finds an id given twice
     Node* use_node = nullptr;
     std::int64_t lapses_at = 0;  // evicted blocks at which the use is no longer believed
+    Domains domains;
 };
 
 /// What is known of a leaf's future, the least valuable first.
