@@ -56,8 +56,8 @@ class PromptTable:
         self.used_bytes = 0
 
     def get(self, body: CallBody, *, where: str, domain: int) -> ParsedPrompt:
-        """The parsed prompt of a call of this domain. Raises :class:`TemplateError` naming ``where``, message,
-        hole and line."""
+        """The parsed prompt of a call of this domain. Raises :class:`TemplateError` naming ``where``,
+        message, hole and line."""
         key = (domain, _key(body))
         known = self._prompts.get(key)
         if known is not None:
