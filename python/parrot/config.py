@@ -5,12 +5,12 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from .errors import ConfigError
 
 DType = Literal["float32", "bfloat16", "float16"]
-Backend = Literal["auto", "native", "torch"]
+Backend = Literal["auto", "native", "triton", "torch"]
 DEFAULT_MODEL = "smollm2"
 
 
@@ -67,8 +67,9 @@ class EngineConfig:
             check_range("num_threads", self.num_threads, 1, 1024)
         if self.dtype not in ("float32", "bfloat16", "float16"):
             raise ConfigError(f"dtype = {self.dtype!r} is not float32, bfloat16 or float16", param="dtype")
-        if self.backend not in ("auto", "native", "torch"):
-            raise ConfigError(f"backend = {self.backend!r} is not auto, native or torch", param="backend")
+        if self.backend not in get_args(Backend):
+            known = ", ".join(get_args(Backend))
+            raise ConfigError(f"backend = {self.backend!r} is none of {known}", param="backend")
 
 
 @dataclass(frozen=True, slots=True)

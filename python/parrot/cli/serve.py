@@ -86,7 +86,8 @@ DummyWeights = Annotated[
     bool, typer.Option("--dummy-weights", help="Random weights: a directory without any will do; for timing.")
 ]
 BackendName = Annotated[
-    str, typer.Option("--backend", help="native (CPU kernels), torch, or auto: native where it can.")
+    str,
+    typer.Option("--backend", help="native (own kernels), triton, torch, or auto: native on a CPU that can."),
 ]
 SharedPrefixAttention = Annotated[
     bool,
