@@ -237,7 +237,7 @@ def test_auto_is_native_where_the_kernels_can_compute() -> None:
 
 
 def test_a_backend_that_lacks_something_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "_is_here", lambda module: False)
+    monkeypatch.setattr(backends, "_is_here", lambda _module: False)
     cuda = torch.device("cuda")
     with pytest.raises(ConfigError, match="pip install triton"):
         choose_backend("triton", torch.float16, cuda, 128)
