@@ -116,6 +116,7 @@ class ManagerConfig:
     max_value_bytes: int = 8 * 2**20
     max_queued_calls: int = 100_000  # submitted and not finished
     default_max_tokens: int = 256
+    early_fill: bool = True  # what waiting calls begin with is computed while engines have time to spare
     graph_eviction: bool = True  # engines are told which contexts the graph needs again, and how soon
     ready_file: Path | None = None
     api_keys: Path | None = None  # the file of keys that requests need; None: nobody needs one

@@ -21,7 +21,8 @@ from ..config import (
 from ..errors import ConfigError
 
 _SCHEDULER_SWITCHES = [item.name for item in dataclasses.fields(SchedulerConfig) if item.type == "bool"]
-SWITCHES = [*_SCHEDULER_SWITCHES, "graph_eviction"]
+_MANAGER_SWITCHES = ("early_fill", "graph_eviction")
+SWITCHES = [*_SCHEDULER_SWITCHES, *_MANAGER_SWITCHES]
 
 Model = Annotated[str, typer.Option(help="smollm2, a Hugging Face directory, or a GGUF file.")]
 Host = Annotated[str, typer.Option(help="Address of the HTTP API.")]
@@ -292,7 +293,8 @@ def _manager_config(off: list[str], **options: Any) -> ManagerConfig:
             raise ConfigError(f"--off {name} is none of {', '.join(SWITCHES)}", param="off")
     switched: dict[str, Any] = {name: name not in off for name in _SCHEDULER_SWITCHES}
     scheduler = SchedulerConfig(**switched)
-    return ManagerConfig(scheduler=scheduler, graph_eviction="graph_eviction" not in off, **options)
+    options |= {name: name not in off for name in _MANAGER_SWITCHES}
+    return ManagerConfig(scheduler=scheduler, **options)
 
 
 def _run_manager(
