@@ -20,6 +20,7 @@ from parrot.manager.clock import now_us
 from parrot.manager.engines import EngineRegistry
 from parrot.manager.executor import Executor
 from parrot.manager.journal import Journal
+from parrot.manager.key_file import load_keys
 from parrot.manager.server import bind_listener
 from parrot.manager.service import Service
 from parrot.tokenizer import Tokenizer
@@ -40,7 +41,6 @@ class ScriptedEngine:
         self.held = False
         self.epoch = secrets.token_hex(4)
         self.dispatches: list[wire.Dispatch] = []
-        self.early_fills: list[wire.Dispatch] = []
         self.other: list[wire.ToEngine] = []
         self.pings: list[wire.Ping] = []
         self.is_mute = False
@@ -109,11 +109,7 @@ class ScriptedEngine:
         while True:
             message = wire.decode_to_engine(await self._socket.recv())
             await asyncio.sleep(0)
-            if isinstance(message, wire.Dispatch) and message.early_fill:
-                self.early_fills.append(message)
-                if not self.held:
-                    await self.answer(message)
-            elif isinstance(message, wire.Dispatch):
+            if isinstance(message, wire.Dispatch):
                 self.dispatches.append(message)
                 if not self.held:
                     await self.answer(message)
@@ -173,9 +169,10 @@ class Manager:
 
     def __init__(self, config: ManagerConfig, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        keys = load_keys(config.api_keys)
         self.journal = None if config.journal is None else Journal.open(config.journal, about={})
         self.registry = EngineRegistry(config)
-        self.executor = Executor(config, tokenizer, self.registry)
+        self.executor = Executor(config, tokenizer, self.registry, keys)
         self.service = Service(self.executor, self.journal)
         self.engines: list[ScriptedEngine] = []
 

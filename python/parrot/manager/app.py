@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from .. import __version__
 from ..api import ErrorReply, SubmitBody
-from ..errors import Unavailable
+from ..errors import InternalError, Unavailable
 from .auth import Auth, caller_of
 from .engines import EngineRegistry
 from .exposition import CONTENT_TYPE
@@ -42,6 +42,8 @@ class Ready(BaseModel):
 
 def create_app(service: Service, registry: EngineRegistry, supervisor: Supervisor | None = None) -> FastAPI:
     """All routes around one service."""
+    if service.tenants.has_keys != (service.config.api_keys is not None):
+        raise InternalError("the service was not given the keys that its configuration names")
     app = FastAPI(
         title="Parrot",
         version=__version__,

@@ -17,6 +17,7 @@ from .call_counts import Histogram
 from .engines import Engine, EngineRegistry
 from .exposition import Sample, by_label, counter, gauge, histogram
 from .service import Service
+from .tenant_metrics import tenant_families
 
 MAX_ENGINES = 100
 OTHER_ENGINES = "(others)"
@@ -63,7 +64,7 @@ class Metrics:
     def render(self) -> str:
         """The whole page."""
         self._lag.start()
-        return "".join((*self._calls(), *self._state(), *self._engines(), *_process()))
+        return "".join((*self._calls(), *self._state(), *self._engines(), *self._tenants(), *_process()))
 
     def _calls(self) -> Iterator[str]:
         executor = self._service.executor
@@ -100,6 +101,9 @@ class Metrics:
         yield counter("frame_losses", "Frames that never came.", [({}, registry.num_lost_frames)])
         yield counter("cache_snapshots", "Reports of whole caches.", [({}, executor.knowledge.num_snapshots)])
         yield histogram("loop_lag_seconds", "How late the loop is.", [({}, self._lag.histogram)])
+
+    def _tenants(self) -> Iterator[str]:
+        return tenant_families(self._service.tenants, self._service.key_watch)
 
     def _engines(self) -> Iterator[str]:
         engines = self._registry.engines

@@ -20,7 +20,7 @@ import uvloop
 from fastapi import FastAPI
 
 from ..config import EngineConfig, ManagerConfig
-from ..errors import ConfigError, PortInUse
+from ..errors import ConfigError, ParrotError, PortInUse
 from ..models import resolve_model
 from ..tokenizer import Tokenizer
 from .app import create_app
@@ -28,6 +28,7 @@ from .engines import EngineRegistry
 from .executor import Executor
 from .garbage import keep_out_of_the_way
 from .journal import Journal
+from .key_file import KeyFile, load_keys
 from .service import Service
 from .supervisor import Supervisor
 
@@ -70,12 +71,13 @@ def run_manager(
     """
     # The tokenizer's thread pool does not survive the forks that start engines, and says so.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    keys = load_keys(config.api_keys)
     with contextlib.closing(bind_listener(config.host, config.port)) as listener:
         tokenizer = Tokenizer.load(resolve_model(config.model, weights=False))
         journal = None
         if config.journal is not None:
             journal = Journal.open(config.journal, about={"tokenizer": tokenizer.fingerprint})
-        uvloop.run(_Manager(config, engines, tokenizer, listener, journal).run(parent_pipe))
+        uvloop.run(_Manager(config, keys, engines, tokenizer, listener, journal).run(parent_pipe))
 
 
 class _Server(uvicorn.Server):
@@ -99,12 +101,14 @@ class _Manager:
     def __init__(
         self,
         config: ManagerConfig,
+        keys: KeyFile | None,
         engines: Sequence[EngineConfig],
         tokenizer: Tokenizer,
         listener: socket.socket,
         journal: Journal | None,
     ) -> None:
         self._config = config
+        self._keys = keys
         self._engine_configs = engines
         self._tokenizer = tokenizer
         self._listener = listener
@@ -114,7 +118,11 @@ class _Manager:
 
     async def run(self, parent_pipe: bool) -> None:
         registry = EngineRegistry(self._config)
-        self._executor = Executor(self._config, self._tokenizer, registry)
+        try:
+            self._executor = Executor(self._config, self._tokenizer, registry, self._keys)
+        except ParrotError:
+            await registry.close()  # its open socket would keep the process from ending
+            raise
         supervisor = Supervisor(
             self._engine_configs,
             registry.address,
@@ -166,6 +174,8 @@ class _Manager:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, self._config.drain_grace_s)
+        if self._service.key_watch is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._service.key_watch.read_now)
         if parent_pipe:
             threading.Thread(target=_wait_for_eof, args=(loop, self._stop), daemon=True).start()
 

@@ -23,6 +23,7 @@ from .clock import now_us
 from .executor import Executor
 from .garbage import collect_when_idle
 from .journal import Journal
+from .key_watch import KeyWatch
 from .logprobs import read_logprobs, to_body
 from .recovery import recover
 from .session import SessionTable
@@ -49,6 +50,8 @@ class Service:
         self._sessions = SessionTable(self.config, self.tenants, journal=journal)
         self._submitting: dict[tuple[str, str], asyncio.Future[None]] = {}  # the last one of each session
         self._sweep: asyncio.TimerHandle | None = None
+        path = self.config.api_keys
+        self.key_watch = None if path is None else KeyWatch(path, self.tenants)
 
     @property
     def num_sessions(self) -> int:
@@ -56,7 +59,12 @@ class Service:
         return len(self._sessions)
 
     def start(self) -> None:
-        """Begin to expire sessions."""
+        """Begin to expire sessions, and to follow the file of API keys."""
+        if self.key_watch is not None:
+            self.key_watch.start()
+        self._sweep_later()
+
+    def _sweep_later(self) -> None:
         interval_s = min(_SWEEP_S, self.config.session_idle_s / 4)
         self._sweep = asyncio.get_running_loop().call_later(interval_s, self._expire)
 
@@ -81,6 +89,8 @@ class Service:
         """End everything that is pending with :class:`Unavailable`."""
         if self._sweep is not None:
             self._sweep.cancel()
+        if self.key_watch is not None:
+            self.key_watch.close()
         self.executor.refusal = self.executor.refusal or "the service has ended"
         self.executor.close_all(Unavailable(self.executor.refusal).to_info())
 
@@ -90,7 +100,7 @@ class Service:
             self.executor.close(session, SessionClosed("the session expired").to_info())
         if self.executor.dispatcher.num_busy == 0:
             collect_when_idle()
-        self.start()
+        self._sweep_later()
 
     # --- sessions ---
 

@@ -11,6 +11,7 @@ from ..config import ManagerConfig
 from ..engine.made_up import MadeUpText
 from ..manager.engines import EngineRegistry
 from ..manager.executor import Executor
+from ..manager.key_file import load_keys
 from ..manager.service import Service
 from ..tokenizer import Tokenizer
 from .engine import EngineActor, EngineSpec
@@ -67,7 +68,7 @@ class Cluster:
         self.tokenizer = tokenizer
         self._wire = SimulatedWire()
         self.registry = EngineRegistry(config, self._wire)
-        self.executor = Executor(config, tokenizer, self.registry)
+        self.executor = Executor(config, tokenizer, self.registry, load_keys(config.api_keys))
         self.service = Service(self.executor)
         text = text or MadeUpText(tokenizer)
         self.engines = [self._engine(f"engine-{i}", spec, text) for i, spec in enumerate(engines)]
