@@ -12,6 +12,8 @@ os.environ.setdefault(
 )  # before torch: tests share few cores, and tiny models gain nothing
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if not Path("/dev/nvidia0").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton: kernels run on the CPU, slowly
 
 import pytest
 from hypothesis import HealthCheck, settings

@@ -41,6 +41,7 @@ class ScriptedEngine:
         self.held = False
         self.epoch = secrets.token_hex(4)
         self.dispatches: list[wire.Dispatch] = []
+        self.early_fills: list[wire.Dispatch] = []
         self.other: list[wire.ToEngine] = []
         self.pings: list[wire.Ping] = []
         self.is_mute = False
@@ -109,7 +110,11 @@ class ScriptedEngine:
         while True:
             message = wire.decode_to_engine(await self._socket.recv())
             await asyncio.sleep(0)
-            if isinstance(message, wire.Dispatch):
+            if isinstance(message, wire.Dispatch) and message.early_fill:
+                self.early_fills.append(message)
+                if not self.held:
+                    await self.answer(message)
+            elif isinstance(message, wire.Dispatch):
                 self.dispatches.append(message)
                 if not self.held:
                     await self.answer(message)

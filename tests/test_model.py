@@ -14,9 +14,10 @@ from torch import Tensor
 from paged_sequences import PagedRunner, PagedSequence
 from parrot import _core
 from parrot.config import Backend
-from parrot.engine import model as model_module
+from parrot.engine import backends
+from parrot.engine.backends import choose_backend
 from parrot.engine.batch import PagedKV, StepBatch
-from parrot.engine.model import DecoderModel, choose_backend
+from parrot.engine.model import DecoderModel
 from parrot.errors import ConfigError
 from tiny_models import FAMILIES, write_family, write_tiny_model
 
@@ -235,6 +236,18 @@ def test_auto_is_native_where_the_kernels_can_compute() -> None:
             choose_backend("native", dtype, device, head_dim)
 
 
+def test_a_backend_that_lacks_something_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_is_here", lambda _module: False)
+    cuda = torch.device("cuda")
+    with pytest.raises(ConfigError, match="pip install triton"):
+        choose_backend("triton", torch.float16, cuda, 128)
+    with pytest.raises(ConfigError, match="CUDA module"):
+        choose_backend("native", torch.float16, cuda, 128)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ConfigError, match="a GPU, or TRITON_INTERPRET=1"):
+        choose_backend("triton", torch.float32, torch.device("cpu"), 64)
+
+
 @pytest.mark.parametrize("backend", ["auto", "native", "torch"])
 def test_a_wrong_instruction_set_is_refused_by_name(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
@@ -242,7 +255,7 @@ def test_a_wrong_instruction_set_is_refused_by_name(
     def cpu_isa() -> str:
         raise ValueError('PARROT_CPU_ISA = "sse9" is none of scalar, avx2')
 
-    monkeypatch.setattr(model_module, "cpu_isa", cpu_isa)
+    monkeypatch.setattr(backends, "cpu_isa", cpu_isa)
     with pytest.raises(ConfigError, match=r"sse9.*unset") as caught:
         choose_backend(backend, torch.float32, torch.device("cpu"), 64)
     assert caught.value.param == "PARROT_CPU_ISA"

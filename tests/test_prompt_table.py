@@ -44,20 +44,27 @@ def test_calls_of_one_template_keep_their_own_bindings() -> None:
 
 def test_the_least_recently_used_prompts_are_dropped_at_the_limit() -> None:
     table = PromptTable(capacity_bytes=10_000)
-    first = table.get(body("first {{output:x}}"), where="F")
+    first = table.get(body("first {{output:x}}"), where="F", domain=1)
     for index in range(100):
-        table.get(body(f"prompt {index} " + "x" * 500 + "{{output:x}}"), where="F")
-        assert table.get(body("first {{output:x}}"), where="F") is first
+        table.get(body(f"prompt {index} " + "x" * 500 + "{{output:x}}"), where="F", domain=1)
+        assert table.get(body("first {{output:x}}"), where="F", domain=1) is first
         assert table.used_bytes <= 10_000
-    kept = table.get(body("prompt 99 " + "x" * 500 + "{{output:x}}"), where="F")
-    assert table.get(body("prompt 99 " + "x" * 500 + "{{output:x}}"), where="F") is kept
+    kept = table.get(body("prompt 99 " + "x" * 500 + "{{output:x}}"), where="F", domain=1)
+    assert table.get(body("prompt 99 " + "x" * 500 + "{{output:x}}"), where="F", domain=1) is kept
+
+
+def test_a_prompt_of_another_tenant_is_parsed_anew() -> None:
+    table = PromptTable()
+    first = table.get(body("first {{output:x}}"), where="F", domain=1)
+    assert table.get(body("first {{output:x}}"), where="F", domain=2) is not first
+    assert table.get(body("first {{output:x}}"), where="F", domain=1) is first
 
 
 def test_a_prompt_larger_than_the_table_is_still_parsed() -> None:
     table = PromptTable(capacity_bytes=100)
-    prompt = table.get(body("x" * 5000 + "{{output:x}}"), where="F")
+    prompt = table.get(body("x" * 5000 + "{{output:x}}"), where="F", domain=1)
     assert prompt.outputs == {"x"}
-    assert table.get(body("y {{output:y}}"), where="F").outputs == {"y"}
+    assert table.get(body("y {{output:y}}"), where="F", domain=1).outputs == {"y"}
     assert table.used_bytes < 2000
 
 
@@ -65,7 +72,7 @@ def test_a_refusal_names_the_function_that_was_called_each_time() -> None:
     table = PromptTable()
     for where in ("first", "second"):
         with pytest.raises(TemplateError, match=f"{where}, line 1"):
-            table.get(body("{{wrong:x}}"), where=where)
+            table.get(body("{{wrong:x}}"), where=where, domain=1)
 
 
 def test_chats_with_other_roles_are_other_prompts() -> None:
@@ -76,5 +83,5 @@ def test_chats_with_other_roles_are_other_prompts() -> None:
         )
 
     table = PromptTable()
-    roles = [table.get(chat(role), where="F").roles for role in ("user", "system")]
+    roles = [table.get(chat(role), where="F", domain=1).roles for role in ("user", "system")]
     assert roles == [("user", "assistant"), ("system", "assistant")]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from .errors import ConfigError
 
 DType = Literal["float32", "bfloat16", "float16"]
-Backend = Literal["auto", "native", "torch"]
+Backend = Literal["auto", "native", "triton", "torch"]
 DEFAULT_MODEL = "smollm2"
 
 
@@ -67,8 +67,9 @@ class EngineConfig:
             check_range("num_threads", self.num_threads, 1, 1024)
         if self.dtype not in ("float32", "bfloat16", "float16"):
             raise ConfigError(f"dtype = {self.dtype!r} is not float32, bfloat16 or float16", param="dtype")
-        if self.backend not in ("auto", "native", "torch"):
-            raise ConfigError(f"backend = {self.backend!r} is not auto, native or torch", param="backend")
+        if self.backend not in get_args(Backend):
+            known = ", ".join(get_args(Backend))
+            raise ConfigError(f"backend = {self.backend!r} is none of {known}", param="backend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class ManagerConfig:
     max_value_bytes: int = 8 * 2**20
     max_queued_calls: int = 100_000  # submitted and not finished
     default_max_tokens: int = 256
+    early_fill: bool = True  # what waiting calls begin with is computed while engines have time to spare
     graph_eviction: bool = True  # engines are told which contexts the graph needs again, and how soon
     ready_file: Path | None = None
     api_keys: Path | None = None  # the file of keys that requests need; None: nobody needs one

@@ -21,7 +21,8 @@ from ..config import (
 from ..errors import ConfigError
 
 _SCHEDULER_SWITCHES = [item.name for item in dataclasses.fields(SchedulerConfig) if item.type == "bool"]
-SWITCHES = [*_SCHEDULER_SWITCHES, "graph_eviction"]
+_MANAGER_SWITCHES = ("early_fill", "graph_eviction")
+SWITCHES = [*_SCHEDULER_SWITCHES, *_MANAGER_SWITCHES]
 
 Model = Annotated[str, typer.Option(help="smollm2, a Hugging Face directory, or a GGUF file.")]
 Host = Annotated[str, typer.Option(help="Address of the HTTP API.")]
@@ -86,7 +87,8 @@ DummyWeights = Annotated[
     bool, typer.Option("--dummy-weights", help="Random weights: a directory without any will do; for timing.")
 ]
 BackendName = Annotated[
-    str, typer.Option("--backend", help="native (CPU kernels), torch, or auto: native where it can.")
+    str,
+    typer.Option("--backend", help="native (own kernels), triton, torch, or auto: native on a CPU that can."),
 ]
 SharedPrefixAttention = Annotated[
     bool,
@@ -291,7 +293,8 @@ def _manager_config(off: list[str], **options: Any) -> ManagerConfig:
             raise ConfigError(f"--off {name} is none of {', '.join(SWITCHES)}", param="off")
     switched: dict[str, Any] = {name: name not in off for name in _SCHEDULER_SWITCHES}
     scheduler = SchedulerConfig(**switched)
-    return ManagerConfig(scheduler=scheduler, graph_eviction="graph_eviction" not in off, **options)
+    options |= {name: name not in off for name in _MANAGER_SWITCHES}
+    return ManagerConfig(scheduler=scheduler, **options)
 
 
 def _run_manager(

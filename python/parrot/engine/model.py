@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic
+from typing import TYPE_CHECKING, Generic, Literal
 
 import torch
 from torch import Tensor
 
-from .._core import PackedLinear, cpu_isa
+from .._core import PackedLinear
 from ..config import Backend
-from ..errors import ConfigError
-from ..kernels.cpu_attention import CpuAttention
 from ..kernels.cpu_ops import F32, Array, CpuOps
 from ..kernels.ops import DecoderOps, DecoderShape, Heads, Linear, Rows
 from ..kernels.torch_ops import TorchOps
+from .backends import choose_backend
 from .batch import PagedKV, StepBatch
 from .model_config import ModelConfig
 from .weights import ModelWeights, load_weights
+
+if TYPE_CHECKING:
+    from ..kernels.gpu_ops import GpuOps
 
 __all__ = ["DecoderModel", "ModelConfig"]
 
@@ -74,20 +76,18 @@ class DecoderModel:
         device = torch.device(device)
         config = ModelConfig.load(directory)
         backend = choose_backend(backend, dtype, device, config.head_dim)
-        decoder: AnyDecoder
         with torch.inference_mode():
-            shape = _shape(config, device)
-            if backend == "native":
-                cpu = CpuOps(shape, dtype, share_prefixes=share_prefixes)
-                decoder = Decoder(
-                    cpu, load_weights(directory, config, dtype, device, cpu, dummy=dummy_weights)
-                )
+            if backend == "native" and device.type == "cpu":
+                cpu = CpuOps(_shape(config, device), dtype, share_prefixes=share_prefixes)
+                packed = load_weights(directory, config, dtype, device, cpu, dummy=dummy_weights)
+                return cls(config, Decoder(cpu, packed), dtype, device)
+            ops: DecoderOps[Tensor, Tensor, Tensor]
+            if backend == "torch":
+                ops = TorchOps(_shape(config, device), dtype)
             else:
-                plain = TorchOps(shape, dtype)
-                decoder = Decoder(
-                    plain, load_weights(directory, config, dtype, device, plain, dummy=dummy_weights)
-                )
-        return cls(config, decoder, dtype, device)
+                ops = _gpu_ops(config, device, "cuda" if backend == "native" else "triton", share_prefixes)
+            weights = load_weights(directory, config, dtype, device, ops, dummy=dummy_weights)
+        return cls(config, Decoder(ops, weights), dtype, device)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: PagedKV) -> Tensor:
@@ -96,26 +96,18 @@ class DecoderModel:
         return self.decoder.forward(batch, kv)
 
 
-def choose_backend(backend: Backend, dtype: torch.dtype, device: torch.device, head_dim: int) -> Backend:
-    """``native`` (the kernels of ``csrc/kernels/cpu``) or ``torch``.
+def _gpu_ops(
+    config: ModelConfig, device: torch.device, implementation: Literal["cuda", "triton"], share_prefixes: bool
+) -> GpuOps:
+    from ..kernels.gpu_ops import GpuOps  # Triton, which is not everywhere
 
-    ``auto`` is native on a CPU in float32 or bfloat16, unless the kernels know none of its vector
-    instructions or not this head size. Raises :class:`ConfigError`, also for a wrong ``PARROT_CPU_ISA``.
-    """
-    try:
-        isa = cpu_isa()
-    except ValueError as error:
-        raise ConfigError(f"{error}; correct or unset it", param="PARROT_CPU_ISA") from None
-    possible = CpuAttention.supports(head_dim, dtype, device)
-    if backend == "native" and not possible:
-        raise ConfigError(
-            f"backend = 'native' cannot compute {dtype} with heads of {head_dim} on {device}; it does "
-            "float32 and bfloat16 with heads of a multiple of 16 on the CPU",
-            param="backend",
-        )
-    if backend != "auto":
-        return backend
-    return "native" if possible and isa != "scalar" else "torch"
+    return GpuOps(
+        _shape(config, device),
+        device,
+        max_positions=config.max_positions,
+        attention=implementation,
+        share_prefixes=share_prefixes,
+    )
 
 
 def _shape(config: ModelConfig, device: torch.device) -> DecoderShape:

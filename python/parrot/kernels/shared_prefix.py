@@ -50,7 +50,7 @@ def shared_prefix_attention_reference(
 
 class SharedPrefixAttention:
     """The kernel with its plan buffers, for one model shape on one device. ``implementation``: the CUDA
-    kernel, or its Triton twin, which needs no nvcc.
+    kernel, or its Triton twin, which needs no nvcc (and runs on the CPU in Triton's interpreter).
 
     Call :meth:`plan` once per step, then the object once per layer. Raises ``ValueError`` for shapes, dtypes
     or devices that do not fit, naming the argument and both values.
@@ -71,6 +71,7 @@ class SharedPrefixAttention:
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.max_requests, self.max_blocks = max_requests, max_blocks
         self._device = device
+        self._dtypes = [torch.float16, torch.bfloat16] + [torch.float32] * (implementation == "triton")
         self._planner = _core.AttentionPlanner()
         self._allocate_plan(max_parts)
         self._part_output = torch.empty(max_parts, num_heads, head_dim, device=device)
@@ -101,7 +102,8 @@ class SharedPrefixAttention:
             "block_tables": self.max_requests * self.max_blocks,
         }
         total = sum(sizes.values())
-        self._host = torch.zeros(total, dtype=torch.int32, pin_memory=True)
+        on_gpu = self._device.type == "cuda"
+        self._host = torch.zeros(total, dtype=torch.int32, pin_memory=on_gpu)
         self._plan = torch.zeros(total, dtype=torch.int32, device=self._device)
         self._views: dict[str, I32] = {}
         self._tensors: dict[str, Tensor] = {}
@@ -110,7 +112,7 @@ class SharedPrefixAttention:
             self._views[name] = self._host[start : start + size].numpy()
             self._tensors[name] = self._plan[start : start + size]
             start += size
-        self._uploaded = torch.cuda.Event()
+        self._uploaded = torch.cuda.Event() if on_gpu else None
 
     def plan(
         self,
@@ -128,7 +130,8 @@ class SharedPrefixAttention:
             raise ValueError(
                 f"block_tables is [{n}, {blocks}], the buffers hold [{self.max_requests}, {self.max_blocks}]"
             )
-        self._uploaded.synchronize()
+        if self._uploaded is not None:
+            self._uploaded.synchronize()
         views = self._views
         self.num_entries, _, self.num_parts = self._planner.plan(
             block_tables,
@@ -149,7 +152,8 @@ class SharedPrefixAttention:
         views["block_tables"].reshape(self.max_requests, self.max_blocks)[:n, :blocks] = block_tables
         self.num_requests = n
         self._plan.copy_(self._host, non_blocking=True)
-        self._uploaded.record()
+        if self._uploaded is not None:
+            self._uploaded.record()
 
     def __call__(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, output: Tensor, scale: float
@@ -227,9 +231,10 @@ class SharedPrefixAttention:
         for name, (tensor, shape) in expected.items():
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"{name} is {tuple(tensor.shape)}, expected {shape}")
-            if tensor.dtype != query.dtype or tensor.dtype not in (torch.float16, torch.bfloat16):
+            if tensor.dtype != query.dtype or tensor.dtype not in self._dtypes:
+                expected_dtypes = " or ".join(map(str, self._dtypes))
                 raise ValueError(
-                    f"{name} is {tensor.dtype}, expected float16 or bfloat16 as query ({query.dtype})"
+                    f"{name} is {tensor.dtype}, expected {expected_dtypes} as query ({query.dtype})"
                 )
             if tensor.device != self._device or not tensor.is_contiguous():
                 raise ValueError(f"{name} is on {tensor.device} or not contiguous; expected {self._device}")

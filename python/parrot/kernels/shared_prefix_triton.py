@@ -179,4 +179,6 @@ def shared_prefix_attention_triton(
 
 def num_triton_workers(device: torch.device) -> int:
     """Programs of :func:`shared_prefix_attention_triton` that run at once on ``device``, about."""
+    if device.type != "cuda":
+        return 1  # the interpreter
     return 2 * int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -28,7 +28,7 @@ from .slices import SLICE_S
 
 log = logging.getLogger(__name__)
 _MAX_HOLD_S = 0.02  # calls made together are placed together, if encoding them takes no longer
-_THREAD_CHARS = 16 * 1024
+THREAD_CHARS = 16 * 1024
 
 
 class CallOwner(Protocol):
@@ -39,6 +39,9 @@ class CallOwner(Protocol):
 
     def call_failed(self, call: Call, error: ErrorInfo) -> None:
         """The call cannot run. The owner will :meth:`Dispatcher.stop` whatever that ends."""
+
+    def call_dispatched(self, call: Call) -> None:
+        """The call is with an engine."""
 
     def call_restarts(self, call: Call) -> None:
         """Its engine is lost; the call runs again."""
@@ -76,6 +79,10 @@ class Dispatcher:
         self._held_since: float | None = None
         self._turn_is_due = False
         self._idle = asyncio.Event()
+
+    def new_id(self) -> int:
+        """For a run and its context; none is ever used again."""
+        return next(self._ids)
 
     # --- calls ---
 
@@ -275,7 +282,7 @@ class Dispatcher:
         pieces = self._builder.step_pieces(call, missing)
         size = num_chars(pieces)
         self._builder.refuse_hopeless(size, limits)
-        if size > _THREAD_CHARS:
+        if size > THREAD_CHARS:
             task = asyncio.create_task(self._encode_in_thread(call, prompt, pieces))
             self._encoding[call] = task
             return False
@@ -307,7 +314,7 @@ class Dispatcher:
     def _queue(self, call: Call, prompt: CallPrompt, steps: Sequence[Step], limits: Limits) -> None:
         run_prompt = assemble(prompt, call, steps)
         limits.check(run_prompt.num_tokens, num_new_tokens(steps))
-        number = next(self._ids)
+        number = self.new_id()
         application = self._owner.application(call)
         run = Run(wire.CallId(number), wire.ContextId(number), call, application, run_prompt)
         self._bridge.submit(run, len(steps))
@@ -349,6 +356,7 @@ class Dispatcher:
         frame = run.dispatch(steps, parent)
         # A send that fails makes the registry report the engine as lost, which queues the call again.
         self._registry.send(engine, frame)
+        self._owner.call_dispatched(call)
 
     def _match_steps(self, run: Run) -> None:
         """Values that came, and outputs that were cancelled, while the run was queued change its steps."""

@@ -195,7 +195,7 @@ class _Drafter:
     def _add_call(self, body: CallBody, output_vars: dict[str, Variable]) -> None:
         request_id = self._take_request_id(body)
         where = body.function or request_id
-        prompt = self._setting.prompts.get(body, where=where)
+        prompt = self._setting.prompts.get(body, where=where, domain=self._setting.domain)
         shape = shape_call(
             body,
             prompt,

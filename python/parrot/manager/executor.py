@@ -22,6 +22,7 @@ from .call import Call, CallState, OutputBinding
 from .call_counts import CallCounts
 from .clock import now_us
 from .dispatcher import Dispatcher
+from .early_fill import EarlyFills
 from .engines import Engine, EngineRegistry
 from .graph import Changes
 from .history import History
@@ -71,6 +72,9 @@ class Executor:
         self._pace = Pace()
         self._uses = ContextUses(self.prompts) if config.graph_eviction else None
         self.knowledge = PrefixKnowledge(registry, self.scheduler, self._uses)
+        self.early = EarlyFills(
+            config.early_fill, self.prompts, self.knowledge, self.dispatcher, self.application
+        )
         self._stale: dict[Application, None] = {}  # objectives may have to be deduced again
         self._turn_is_due = False
         self.num_live = 0
@@ -131,6 +135,7 @@ class Executor:
             self.dispatcher.preset(submitted.calls[0], fill)
         elif self._uses is not None:
             self._uses.submitted(submitted.calls)
+        self.early.submitted(submitted.calls)
         self.apply(submitted.changes)
         self.turn()
         return submitted.calls
@@ -188,6 +193,7 @@ class Executor:
                 call.timing.finished_us = now
             self.num_live -= 1
             self.counts.ended(call)
+            self.early.ended(call)
             if self._uses is not None:
                 self._uses.ended(call)
             application = self._applications[call.session_id]
@@ -207,8 +213,9 @@ class Executor:
             application = next(iter(self._stale))
             del self._stale[application]
             self._deduce(application)
-        self._tell_uses()
+        self.knowledge.tell_uses()
         self.dispatcher.turn()
+        self.early.turn()
 
     def _deduce(self, application: Application) -> None:
         graph, now = application.session.graph, now_us()
@@ -253,6 +260,10 @@ class Executor:
         log.info("call %s failed: %s", call.request_id, error.code)
         self.apply(self._applications[call.session_id].session.graph.fail(call, error))
 
+    def call_dispatched(self, call: Call) -> None:
+        """See :class:`~parrot.manager.dispatcher.CallOwner`."""
+        self.early.dispatched(call)
+
     def call_restarts(self, call: Call) -> None:
         """See :class:`~parrot.manager.dispatcher.CallOwner`."""
         single = self._applications[call.session_id].single
@@ -273,14 +284,17 @@ class Executor:
         self.knowledge.engine_joined(engine)
         self._set_pace()
         self.dispatcher.engine_joined(engine)
+        self.early.turn()
 
     def engine_lost(self, engine: Engine, reason: str) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         log.info("%d calls were with engine %s (%s)", engine.num_dispatched, engine.name, reason)
+        self.early.engine_lost(engine)
         self.knowledge.engine_lost(engine)
         calls = self.dispatcher.engine_lost(engine, reason)
         if engine.state == "stalled":
             self.watchdog.engine_stalled(engine, reason, calls)
+        self.early.turn()
 
     def engine_paused(self, engine: Engine, paused: bool) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
@@ -293,6 +307,7 @@ class Executor:
 
     def frames_lost(self, engine: Engine) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
+        self.early.frames_lost(engine)
         self.dispatcher.frames_lost(engine)
 
     def heartbeat(self) -> None:
@@ -323,6 +338,7 @@ class Executor:
                 continue
             run = self.dispatcher.run(reply.call_id, engine)
             if run is None:
+                self.early.replied(engine, reply)
                 continue  # late: the call was stopped, or runs elsewhere
             try:
                 self._replied(engine, run, reply)
@@ -340,6 +356,8 @@ class Executor:
             case wire.FillDone():
                 run.cached_tokens += reply.cached_tokens
                 call.cached_tokens = min(run.cached_tokens, call.prompt_tokens)
+                if reply.verb == 0:
+                    self.early.found(run, reply.cached_tokens)
             case wire.Chunk():
                 if single is not None:
                     single.received(reply.text, reply.logprobs)
@@ -371,14 +389,6 @@ class Executor:
             return
         graph = run.application.session.graph
         self.apply(graph.complete(call, step.index, reply.text, reply.token_ids))
-
-    def _tell_uses(self) -> None:
-        """Before what this turn dispatches: that may be what cached contexts have to make room for."""
-        news = self._uses.take_news() if self._uses is not None else {}
-        for engine_id, message in news.items():
-            engine = self._registry.get(engine_id)
-            if engine is not None:
-                self._registry.send(engine, message)
 
 
 def _cut(call: Call, output: OutputBinding) -> TypedOutputFailed:

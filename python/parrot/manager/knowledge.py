@@ -25,8 +25,8 @@ class PrefixKnowledge:
     def __init__(
         self, registry: EngineRegistry, scheduler: SchedulerBridge, uses: ContextUses | None
     ) -> None:
-        self._registry = registry
-        self._scheduler = scheduler
+        self.registry = registry
+        self.scheduler = scheduler
         self._uses = uses
         self.ledger = ContextLedger()
         self.num_snapshots = 0  # that engines were asked for, and sent
@@ -41,6 +41,14 @@ class PrefixKnowledge:
         self.ledger.engine_lost(engine.engine_id)
         if self._uses is not None:
             self._uses.engine_lost(engine.engine_id)
+
+    def tell_uses(self) -> None:
+        """Before what a turn dispatches: that may be what cached contexts have to make room for."""
+        news = self._uses.take_news() if self._uses is not None else {}
+        for engine_id, message in news.items():
+            engine = self.registry.get(engine_id)
+            if engine is not None:
+                self.registry.send(engine, message)
 
     def left(self, engine: Engine, run: Run, num_tokens: int) -> None:
         """The run ended and its context stayed, as the scheduler knows already."""
@@ -68,10 +76,15 @@ class PrefixKnowledge:
     def free(self, engine_id: int, context_ids: list[wire.ContextId]) -> None:
         """Nobody will name these contexts again."""
         for context_id in context_ids:
-            self._scheduler.forget_context(engine_id, context_id, 0)
-        engine = self._registry.get(engine_id)
+            self.scheduler.forget_context(engine_id, context_id, 0)
+        engine = self.registry.get(engine_id)
         if engine is not None and context_ids:
-            self._registry.send(engine, wire.FreeContexts(tuple(context_ids)))
+            self.registry.send(engine, wire.FreeContexts(tuple(context_ids)))
+
+    def release(self, engine: Engine, context_id: wire.ContextId) -> None:
+        """Nobody will name this context again, whether or not it is there yet."""
+        self._cut(engine.engine_id, context_id, 0)
+        self.registry.send(engine, wire.FreeContexts((context_id,)))
 
     def evicted(self, engine: Engine, report: wire.ContextsEvicted) -> None:
         """Contexts lost tokens."""
@@ -94,7 +107,7 @@ class PrefixKnowledge:
         )
 
     def _cut(self, engine_id: int, context_id: wire.ContextId, remaining: int) -> None:
-        self._scheduler.forget_context(engine_id, context_id, remaining)
+        self.scheduler.forget_context(engine_id, context_id, remaining)
         gone = self.ledger.cut(engine_id, context_id, remaining)
         if gone is not None and gone.session_id is not None and self._uses is not None:
             self._uses.evicted(gone.session_id, context_id)

@@ -1,8 +1,9 @@
-"""Parsed prompts, kept by content: what calls with the same template have in common exists once.
+"""Parsed prompts, kept by tenant and content: what calls with the same template have in common exists once.
 
 A service sees few templates and many calls of each. The constants of a call are those of the table, whichever
 session submitted them, so that a live call costs its bindings and not its text, and texts that are equal are
-the same object, whose hash is known.
+the same object, whose hash is known. Each tenant has prompts of its own: how long a submit takes tells nobody
+what others submit.
 """
 
 from __future__ import annotations
@@ -51,22 +52,22 @@ class PromptTable:
 
     def __init__(self, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self._capacity_bytes = capacity_bytes
-        self._prompts: OrderedDict[Key, ParsedPrompt] = OrderedDict()
+        self._prompts: OrderedDict[tuple[int, Key], ParsedPrompt] = OrderedDict()
         self.used_bytes = 0
 
-    def get(self, body: CallBody, *, where: str) -> ParsedPrompt:
-        """The parsed prompt of a call. Raises :class:`TemplateError` naming ``where``, message, hole and
-        line."""
-        key = _key(body)
+    def get(self, body: CallBody, *, where: str, domain: int) -> ParsedPrompt:
+        """The parsed prompt of a call of this domain. Raises :class:`TemplateError` naming ``where``,
+        message, hole and line."""
+        key = (domain, _key(body))
         known = self._prompts.get(key)
         if known is not None:
             self._prompts.move_to_end(key)
             return known
         prompt = self._prompts[key] = _parse(body, where)
-        self.used_bytes += _size(key)
+        self.used_bytes += _size(key[1])
         while self.used_bytes > self._capacity_bytes and len(self._prompts) > 1:
             oldest, _ = self._prompts.popitem(last=False)
-            self.used_bytes -= _size(oldest)
+            self.used_bytes -= _size(oldest[1])
         return prompt
 
 

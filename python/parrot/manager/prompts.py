@@ -107,6 +107,17 @@ class PromptBuilder:
                 pieces[index].append(_piece(item, is_chat=call.roles is not None))
         return [pieces[step.index] for step in steps]
 
+    def prefix_pieces(self, call: Call, num_parts: int) -> list[Piece]:
+        """The text of the first parts of a call, which must have their values, with the chat template's."""
+        pieces: list[Piece] = []
+        for item in self._flatten(call):
+            if not isinstance(item, str):
+                if num_parts == 0:
+                    break
+                num_parts -= 1
+            pieces.append(_piece(item, is_chat=call.roles is not None))
+        return pieces
+
     def num_pieces(self, call: Call, num_parts: int) -> int:
         """How many pieces the first parts of a call make, the chat template's among them."""
         num_pieces = 0

@@ -47,6 +47,21 @@ class Run:
             stream=self.application.single is not None and self.application.single.stream,
         )
 
+    def early_fill(self) -> wire.Dispatch:
+        """The prompt as a prefix to be filled ahead of the calls that begin with it."""
+        return wire.Dispatch(
+            call_id=self.run_id,
+            domain=self.call.domain,
+            app_arrival_us=self.application.arrival_us,
+            objective="THROUGHPUT",
+            verbs=(
+                wire.Fill(
+                    wire.pack_ids(self.prompt.first), self.context_id, public_len=self.prompt.public_len
+                ),
+            ),
+            early_fill=True,
+        )
+
 
 def num_new_tokens(steps: Sequence[Step]) -> int:
     """Tokens that these steps may generate."""

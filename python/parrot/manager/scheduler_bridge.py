@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 from typing import Any, cast
 
-from .._core import Placement, QueueFull, Scheduler
+from .._core import Candidate, Placement, QueueFull, Scheduler
 from ..config import SchedulerConfig
 from ..errors import Overloaded
 from ..wire import CallId, ContextId
@@ -111,6 +111,30 @@ class SchedulerBridge:
     def cancel(self, run: Run) -> None:
         """The run is queued or with an engine no more, and left no context."""
         self._scheduler.cancel(run.run_id)
+
+    def candidates(self, run: Run) -> list[Candidate]:
+        """Where a run that is not queued would be best off, best first."""
+        call = run.call
+        return self._scheduler.candidates(
+            now_us=now_us(),
+            domain=call.domain,
+            latency=call.objective == "LATENCY",
+            token_ids=run.prompt.first,
+            boundaries=run.prompt.boundaries,
+            public_len=run.prompt.public_len,
+            max_new_tokens=num_new_tokens(call.steps[:1]),
+        )
+
+    def add_context(self, engine: Engine, run: Run) -> None:
+        """The engine computes the run's prompt ahead of the calls that begin with it."""
+        self._scheduler.add_context(
+            engine.engine_id,
+            run.context_id,
+            domain=run.call.domain,
+            token_ids=run.prompt.first,
+            boundaries=run.prompt.boundaries,
+            public_len=run.prompt.public_len,
+        )
 
     def forget_context(self, engine_id: int, context_id: ContextId, remaining: int) -> None:
         """Of this context, ``remaining`` tokens are left on its engine."""

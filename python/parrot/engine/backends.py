@@ -1,0 +1,81 @@
+"""Whose operations compute a model: the choice, and what each backend can do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import torch
+
+from .._core import cpu_isa
+from ..config import Backend
+from ..errors import ConfigError
+from ..kernels.cpu_attention import CpuAttention
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    dtypes: tuple[torch.dtype, ...]
+    head_dims: frozenset[int]
+    what: str
+    lacking: str = ""  # what must be installed or set first
+
+
+_HALF = (torch.float16, torch.bfloat16)
+_MULTIPLES_OF_16 = frozenset(range(16, 513, 16))
+_POWERS_OF_2 = frozenset({16, 32, 64, 128, 256})
+
+
+def choose_backend(backend: Backend, dtype: torch.dtype, device: torch.device, head_dim: int) -> Backend:
+    """``native`` (on a CPU the kernels of ``csrc/kernels/cpu``; on a GPU the CUDA attention of
+    ``csrc/kernels`` with Triton around it), ``triton`` (the same without nvcc) or ``torch``.
+
+    ``auto`` is native on a CPU in float32 or bfloat16, unless the kernels know none of its vector
+    instructions or not this head size; elsewhere torch. Raises :class:`ConfigError`, also for a wrong
+    ``PARROT_CPU_ISA``.
+    """
+    try:
+        isa = cpu_isa()
+    except ValueError as error:
+        raise ConfigError(f"{error}; correct or unset it", param="PARROT_CPU_ISA") from None
+    if backend == "auto":
+        is_native = isa != "scalar" and CpuAttention.supports(head_dim, dtype, device)
+        return "native" if is_native else "torch"
+    if backend == "torch":
+        return backend
+    limits = _limits(backend, device)
+    if dtype not in limits.dtypes or head_dim not in limits.head_dims:
+        raise ConfigError(
+            f"backend = {backend!r} cannot compute {dtype} with heads of {head_dim} on {device}; it does "
+            f"{limits.what}",
+            param="backend",
+        )
+    if limits.lacking:
+        raise ConfigError(f"backend = {backend!r} on {device} needs {limits.lacking}", param="backend")
+    return backend
+
+
+def _limits(backend: Backend, device: torch.device) -> _Limits:
+    if backend == "native" and device.type == "cpu":
+        return _Limits(
+            (torch.float32, torch.bfloat16),
+            _MULTIPLES_OF_16,
+            "float32 and bfloat16 with heads of a multiple of 16 on a CPU",
+        )
+    lacking = "" if _is_here("triton") else "Triton: pip install triton"
+    if device.type == "cpu":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            lacking = "a GPU, or TRITON_INTERPRET=1 for a slow computation that is the same"
+        return _Limits(
+            (torch.float32, torch.float16), _POWERS_OF_2, "float32 and float16 in its interpreter", lacking
+        )
+    if backend == "triton":
+        return _Limits(_HALF, _POWERS_OF_2, "float16 and bfloat16 with heads of a power of 2", lacking)
+    if not _is_here("parrot._kernels"):
+        lacking = "the CUDA module, which is built where nvcc is found; or take backend = 'triton'"
+    return _Limits(_HALF, frozenset({64, 128}), "float16 and bfloat16 with heads of 64 or 128", lacking)
+
+
+def _is_here(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

@@ -1,0 +1,156 @@
+"""What stands around attention on a GPU, in Triton: RMSNorm, rotation with the append of K and V, SiLU-mul.
+
+Each fuses what would else be several passes over the activations; sums are float32. ``TRITON_INTERPRET=1``
+runs them on the CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK_SIZE = 16
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rms_norm(  # type: ignore[no-untyped-def]
+    x, weight, out, eps, SIZE: tl.constexpr, PADDED: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    column = tl.arange(0, PADDED)
+    is_column = column < SIZE
+    values = tl.load(x + row + column, mask=is_column, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(values * values, 0) / SIZE + eps)
+    gain = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
+    tl.store(out + row + column, (values * scale * gain).to(out.dtype.element_ty), mask=is_column)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of the rows of ``x`` [T, hidden], contiguous; a new tensor."""
+    out = torch.empty_like(x)
+    size = x.shape[1]
+    if len(x):
+        _rms_norm[(len(x),)](x, weight, out, eps, SIZE=size, PADDED=triton.next_power_of_2(size), num_warps=8)
+    return out
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rope_append(  # type: ignore[no-untyped-def]
+    qkv,
+    positions,
+    slots,
+    cosines,
+    sines,
+    norms,
+    query,
+    key_cache,
+    value_cache,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+):
+    HALF: tl.constexpr = HEAD_DIM // 2
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    element = tl.arange(0, PADDED)
+    is_element = element < HALF
+    is_query = head < HEADS
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    is_loaded = (head < HEADS + 2 * KV_HEADS)[:, None] & is_element[None, :]
+    at = (head * HEAD_DIM)[:, None] + element[None, :]
+    source = qkv + row * (HEADS + 2 * KV_HEADS) * HEAD_DIM + at
+    first = tl.load(source, mask=is_loaded, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=is_loaded, other=0.0).to(tl.float32)
+    turns = (is_query | is_key)[:, None]
+    if HAS_NORMS:
+        total = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        scale = (1.0 / tl.sqrt(total / HEAD_DIM + eps))[:, None]
+        norm = tl.where(is_query, 0, 1)[:, None] * HEAD_DIM + element[None, :]
+        gain = tl.load(norms + norm, mask=is_loaded, other=0.0).to(tl.float32)
+        first = tl.where(turns, first * scale * gain, first)
+        gain = tl.load(norms + norm + HALF, mask=is_loaded, other=0.0).to(tl.float32)
+        second = tl.where(turns, second * scale * gain, second)
+    angle = tl.load(positions + row) * HALF + element
+    cosine = tl.where(turns, tl.load(cosines + angle, mask=is_element, other=0.0)[None, :], 1.0)
+    sine = tl.where(turns, tl.load(sines + angle, mask=is_element, other=0.0)[None, :], 0.0)
+    low = (first * cosine - second * sine).to(query.dtype.element_ty)
+    high = (second * cosine + first * sine).to(query.dtype.element_ty)
+    target = query + row * HEADS * HEAD_DIM + at
+    tl.store(target, low, mask=is_query[:, None] & is_loaded)
+    tl.store(target + HALF, high, mask=is_query[:, None] & is_loaded)
+    cached = tl.load(slots + row) * KV_HEADS * HEAD_DIM + at
+    target = key_cache + cached - HEADS * HEAD_DIM
+    tl.store(target, low, mask=is_key[:, None] & is_loaded)
+    tl.store(target + HALF, high, mask=is_key[:, None] & is_loaded)
+    target = value_cache + cached - (HEADS + KV_HEADS) * HEAD_DIM
+    tl.store(target, low, mask=is_value[:, None] & is_loaded)
+    tl.store(target + HALF, high, mask=is_value[:, None] & is_loaded)
+
+
+def rope_append(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    rotations: tuple[Tensor, Tensor],
+    norms: Tensor | None,
+    eps: float,
+    key_cache: Tensor,
+    value_cache: Tensor,
+) -> Tensor:
+    """Normalise (``norms`` [2, head_dim]: of query and of key heads) and rotate the heads of ``qkv``
+    [T, heads + 2 * kv_heads, head_dim], append keys and values to the caches [num_blocks, 16, kv_heads,
+    head_dim] at ``slots`` [T], and return the queries [T, heads, head_dim].
+
+    ``rotations``: cosines and sines, float32 [max_positions, head_dim / 2]; all contiguous, in one dtype.
+    """
+    num_rows, num_heads, head_dim = qkv.shape
+    kv_heads = key_cache.shape[2]
+    query = qkv.new_empty(num_rows, num_heads - 2 * kv_heads, head_dim)
+    tile = 16
+    _rope_append[(num_rows, triton.cdiv(num_heads, tile))](
+        qkv,
+        positions,
+        slots,
+        *rotations,
+        qkv if norms is None else norms,
+        query,
+        key_cache,
+        value_cache,
+        eps,
+        HEADS=num_heads - 2 * kv_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        PADDED=triton.next_power_of_2(head_dim // 2),
+        TILE=tile,
+        HAS_NORMS=norms is not None,
+        num_warps=4,
+    )
+    return query
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _silu_mul(gate_up, out, SIZE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_column = column < SIZE
+    source = gate_up + row * 2 * SIZE + column
+    gate = tl.load(source, mask=is_column, other=0.0).to(tl.float32)
+    up = tl.load(source + SIZE, mask=is_column, other=0.0).to(tl.float32)
+    tl.store(
+        out + row * SIZE + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=is_column
+    )
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for rows [gate; up] of ``gate_up`` [T, 2 * n], contiguous; a new tensor [T, n]."""
+    num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(num_rows, size)
+    _silu_mul[(num_rows, triton.cdiv(size, 1024))](gate_up, out, SIZE=size, TILE=1024, num_warps=4)
+    return out

@@ -1,0 +1,61 @@
+"""Compiles the Triton kernels for a GPU that need not be here: ``python tests/triton_compile.py``.
+
+In a process of its own, because the interpreter, which the tests use, takes the place of the compiler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from parrot.kernels import paged_prefill, shared_prefix_triton, triton_ops
+
+HOPPER = GPUTarget("cuda", 90, 32)
+MODEL = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128}
+POINTERS = {
+    "positions": "*i64",
+    "slots": "*i64",
+    "cosines": "*fp32",
+    "sines": "*fp32",
+    "part_output": "*fp32",
+    "part_max_sum": "*fp32",
+    "num_entries": "*i32",
+    "entries": "*i32",
+    "members": "*i32",
+    "part_begin": "*i32",
+    "tiles": "*i32",
+}
+SCALARS = {"eps": "fp32", "scale_log2": "fp32", "max_blocks": "i32"}
+KERNELS: list[tuple[Any, dict[str, object], dict[str, str]]] = [
+    (triton_ops._rms_norm, {"SIZE": 4096, "PADDED": 4096}, {}),
+    (triton_ops._silu_mul, {"SIZE": 11008, "TILE": 1024}, {}),
+    (triton_ops._rope_append, {**MODEL, "PADDED": 64, "TILE": 16, "HAS_NORMS": True}, {}),
+    (
+        paged_prefill._prefill,
+        {**MODEL, "PADDED": 128, "ROWS": 64, "TILE": 64, "BLOCK": 16},
+        {"block_tables": "*i64"},
+    ),
+    (shared_prefix_triton._attend, {**MODEL, "ROWS": 64, "TILE": 64, "BLOCK": 16}, {"block_tables": "*i32"}),
+    (shared_prefix_triton._merge, {"HEADS": 32, "HEAD_DIM": 128}, {}),
+]
+
+
+def main() -> None:
+    """Compile each kernel in float16 and bfloat16; print its name and the shared memory it takes."""
+    for kernel, constants, pointers in KERNELS:
+        for dtype in ("fp16", "bf16"):
+            types = {**SCALARS, **POINTERS, **pointers}
+            signature = {
+                name: "constexpr" if name in constants else types.get(name, f"*{dtype}")
+                for name in kernel.arg_names
+            }
+            source = ASTSource(kernel, signature, constexprs=constants)
+            compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4})
+            print(kernel.__name__, dtype, compiled.metadata.shared, len(compiled.asm["cubin"]))
+
+
+if __name__ == "__main__":
+    main()
