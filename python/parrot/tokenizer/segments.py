@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -120,18 +120,16 @@ class PromptEncoder:
         parts: list[Ids] = []
         ends: list[int] = []
         num_final = 0
-        public = list(_merge_control(pieces[:num_public]))
-        own = _merge_control(pieces[num_public:])
-        owners = chain(((PUBLIC_DOMAIN, piece) for piece in public), ((domain, piece) for piece in own))
-        for owner, piece in owners:
-            step = self._step(owner, state, piece)
-            parts.append(step.token_ids)
-            state = step.state
-            num_final += len(step.token_ids)
-            ends.append(num_final)
+        merged: list[int] = []
+        for owner, owned in _by_owner(pieces, domain, num_public):
+            merged += _merged_index(owned, len(ends) - 1)
+            for piece in _merge_control(owned):
+                step = self._step(owner, state, piece)
+                parts.append(step.token_ids)
+                state = step.state
+                num_final += len(step.token_ids)
+                ends.append(num_final)
         parts.append(self._last_ids(domain, state))
-        own_index = [index + len(public) for index in _merged_index(pieces[num_public:])]
-        merged = [*_merged_index(pieces[:num_public]), *own_index]
         return self._finish(np.concatenate(parts), ends, continues, merged, num_public)
 
     def settled_length(self, text: str) -> int:
@@ -263,9 +261,16 @@ def _merge_control(pieces: Sequence[Piece]) -> Iterator[Piece]:
         yield Piece("".join(pending), control=True)
 
 
-def _merged_index(pieces: Sequence[Piece]) -> list[int]:
-    """For each piece, the last of the merged ones (:func:`_merge_control`) that it ends; -1: not even one."""
-    index, merged = -1, []
+def _by_owner(pieces: Sequence[Piece], domain: int, num_public: int) -> list[tuple[int, Sequence[Piece]]]:
+    if num_public == 0:
+        return [(domain, pieces)]
+    return [(PUBLIC_DOMAIN, pieces[:num_public]), (domain, pieces[num_public:])]
+
+
+def _merged_index(pieces: Sequence[Piece], index: int) -> list[int]:
+    """For each piece, the last of the merged ones (:func:`_merge_control`) that it ends; ``index``: the last
+    one before them, -1 for none."""
+    merged = []
     for piece, following in zip_longest(pieces, pieces[1:]):
         if not (piece.control and following is not None and following.control):
             index += 1
