@@ -38,7 +38,7 @@ class Spec(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct):
-    """``hops_ns``: from a producer's reply being handed to the link to its consumer's dispatch coming out of it;
+    """``hops_ns``: from a producer's reply given to the link to its consumer's dispatch coming out of it;
     ``cpu_s``: processor time of the process so far."""
 
     num_dispatches: int = 0
