@@ -119,6 +119,21 @@ def test_the_key_travels_as_bearer_token() -> None:
     assert stub.headers["authorization"] == "Bearer secret"
 
 
+def test_white_space_around_a_key_does_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARROT_API_KEY", " secret\n")
+    stub = StubService()
+    with P.connect("http://stub.test/", transport=httpx.MockTransport(stub.handle)):
+        ask("x").get()
+    assert stub.headers["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("key", ["a b", "a\nb", "schl\u00fcssel", "\x00", " "])
+def test_a_key_that_no_header_carries_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(InvalidRequest, match="characters that no key has") as error:
+        P.Connection("http://stub.test/", key)
+    assert key.strip() == "" or key not in error.value.message
+
+
 def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARROT_URL", "http://from.env/")
     stub = StubService()

@@ -51,7 +51,7 @@ class Client:
         self._find_url = find_url
         self._headers = {"content-type": "application/json", "user-agent": "parrot-client"}
         if api_key is not None:
-            self._headers["authorization"] = f"Bearer {api_key}"
+            self._headers["authorization"] = f"Bearer {_checked_key(api_key)}"
         self._transport = transport
         self._reconnect_s = reconnect_s
         self.durable = False  # the service says that sessions survive its own death
@@ -156,6 +156,19 @@ def check_url(url: str) -> str:
             f"{url!r} is not the URL of a service, such as http://127.0.0.1:8642", param="url"
         )
     return url.rstrip("/")
+
+
+def _checked_key(api_key: str) -> str:
+    """The key without white space around it, as files and variables often have; raises
+    :class:`InvalidRequest` for one that no header can carry, without repeating it."""
+    key = api_key.strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise InvalidRequest(
+            "the API key has characters that no key has; pass it as the operator gave it, to P.connect(url, "
+            "api_key) or in PARROT_API_KEY",
+            param="api_key",
+        )
+    return key
 
 
 def is_local(url: str) -> bool:
