@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from parrot import api
 from parrot.errors import TransformError, TransformFailed
 from parrot.frontend.variable import SemanticVariable
-from parrot.manager.transforms import Chain, compile_chain
+from parrot.manager.transforms import Chain, Transformer, compile_chain
 
 _adapter: TypeAdapter[tuple[api.Transform, ...]] = TypeAdapter(tuple[api.Transform, ...])
 
@@ -111,7 +111,7 @@ def test_operators(text: str, transforms: list[dict[str, object]], expected: str
         ("true", [{"op": "json"}, {"op": "to-number"}], "needs text, not a boolean"),
         ("a" * 200_000, [{"op": "split", "separator": ",", "quoted": True}], "not CSV"),
         ("x", [{"op": "default", "value": "-"}, {"op": "json"}], r"transform 2 \(json\): no JSON"),
-        ("a" * 100_001, [{"op": "regex", "pattern": "a", "every": True}], "more matches than|took more than"),
+        ("a" * 100_001, [{"op": "regex", "pattern": "a", "every": True}], "more matches than|took too long"),
         ("\n" * 100_000, [{"op": "lines"}], "100001 items are above"),
         ("5", [{"op": "json"}, {"op": "split", "separator": ","}], "needs text, not a number"),
         (r'"\ud800"', [{"op": "json"}], "not Unicode text"),
@@ -188,7 +188,7 @@ def test_hostile_transforms_fail_within_a_second(text: str, transforms: list[dic
     started = time.process_time()
     with pytest.raises(TransformFailed):
         compiled.apply(text, where="call F", max_bytes=2**23)
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 0.8  # about 0.2 s; the margin is for slower machines
 
 
 def test_a_result_above_the_size_limit_fails() -> None:
@@ -245,3 +245,41 @@ def test_the_methods_of_variables_are_the_operators() -> None:
     assert len(operators) == 10
     for name in operators:
         assert callable(getattr(SemanticVariable, name))
+
+
+def test_equal_chains_of_one_value_run_once_in_an_event() -> None:
+    runs = []
+    counted = Chain("counted", (("strip", lambda value, _: runs.append(value) or value),))
+    transformer = Transformer(100)
+    assert [transformer.apply(counted, text, where="here") for text in ("a", "b", "a", "a")] == [
+        "a",
+        "b",
+        "a",
+        "a",
+    ]
+    assert runs == ["a", "b"]
+
+
+def test_a_failure_that_is_known_names_each_place() -> None:
+    transformer, digits = Transformer(100), chain({"op": "regex", "pattern": r"\d"})
+    for where in ("call A, input 'x'", "call B, input 'y'"):
+        with pytest.raises(TransformFailed, match=f"^{where}: transform 1"):
+            transformer.apply(digits, "none", where=where)
+
+
+def test_what_one_event_transforms_is_bounded_however_many_consumers_there_are() -> None:
+    transformer, failures = Transformer(2**23), []
+    text = "[" + "1," * 40_000 + "1]"
+    started = time.process_time()
+    for number in range(200):
+        slow = chain(
+            {"op": "json"}, {"op": "join", "separator": str(number)}, {"op": "split", "separator": "1"}
+        )
+        try:
+            transformer.apply(slow, text, where="call F")
+        except TransformFailed as error:
+            failures.append(error.message)
+    assert time.process_time() - started < 4
+    assert 100 < len(failures) < 200
+    assert "the transforms took too long" in failures[-1]
+    assert transformer.apply(chain(), "as it is", where="call F") == "as it is"

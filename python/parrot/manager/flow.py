@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ..errors import Cancelled, ErrorInfo, ParrotError, TransformFailed, UpstreamFailed
 from .call import Call, CallState, InputBinding
+from .transforms import Transformer
 from .variable import Consumer, Variable
 
 _MAX_CAUSES = 8
@@ -36,6 +37,7 @@ class Flow:
     def __init__(self, max_value_bytes: int) -> None:
         self.changes = Changes()
         self._max_value_bytes = max_value_bytes
+        self._transformer = Transformer(max_value_bytes)
         self._ended: deque[Variable] = deque()
         self._unread: dict[Variable, None] = {}  # lost a reader that will never run
 
@@ -43,6 +45,17 @@ class Flow:
         """The variable has its value."""
         variable.end(value, None)
         self._ended.append(variable)
+
+    def publish_output(self, call: Call, step: int) -> None:
+        """What the engine generated for a step, through the output's transforms, is its variable's value."""
+        binding = call.steps[step].output.binding
+        try:
+            where = f"call {call.name}, output {binding.name!r}"
+            value = self._transformer.apply(binding.chain, binding.raw or "", where=where)
+        except TransformFailed as error:
+            self.break_variable(binding.variable, error.to_info())
+        else:
+            self.publish(binding.variable, value)
 
     def break_variable(self, variable: Variable, error: ErrorInfo) -> None:
         """The variable will have no value."""
@@ -100,11 +113,8 @@ class Flow:
             return
         value = source.value if source is not None else binding.constant
         try:
-            binding.text = binding.chain.apply(
-                value or "",
-                where=f"call {call.name}, input {binding.name!r}",
-                max_bytes=self._max_value_bytes,
-            )
+            where = f"call {call.name}, input {binding.name!r}"
+            binding.text = self._transformer.apply(binding.chain, value or "", where=where)
         except TransformFailed as error:
             self.break_steps(call, binding.first_step, error.to_info())
             return
@@ -158,8 +168,8 @@ class Flow:
         where, limit = _title(derived), self._max_value_bytes
         try:
             texts = [
-                source.chain.apply(
-                    source.variable.value or "", where=f"{where}, source {number}", max_bytes=limit
+                self._transformer.apply(
+                    source.chain, source.variable.value or "", where=f"{where}, source {number}"
                 )
                 for number, source in enumerate(derived.derivation.sources, start=1)
             ]
@@ -167,7 +177,7 @@ class Flow:
             if size > limit:
                 raise TransformFailed(f"{where}: the join of {size} characters is above {limit} bytes")
             joined = derived.derivation.separator.join(texts)
-            value = derived.derivation.chain.apply(joined, where=where, max_bytes=limit)
+            value = self._transformer.apply(derived.derivation.chain, joined, where=where)
         except TransformFailed as error:
             self.break_variable(derived, error.to_info())
         else:

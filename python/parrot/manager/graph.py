@@ -21,7 +21,6 @@ from ..errors import (
     ErrorInfo,
     InternalError,
     ParrotError,
-    TransformFailed,
     VariableNotFound,
 )
 from ..wire import CallId, Objective
@@ -153,7 +152,7 @@ class Graph:
         if call.next_step >= call.num_dispatched:
             call.state = CallState.WAITING
         if binding.variable.pending:
-            self._publish_output(flow, call, step)
+            flow.publish_output(call, step)
         flow.run()
         flow.settle(call)
         flow.wake(call)
@@ -363,19 +362,6 @@ class Graph:
         for call in draft.calls:
             flow.wake(call)
         return self._finish(flow, given=draft.values)
-
-    def _publish_output(self, flow: Flow, call: Call, step: int) -> None:
-        binding = call.steps[step].output.binding
-        try:
-            value = binding.chain.apply(
-                binding.raw or "",
-                where=f"call {call.name}, output {binding.name!r}",
-                max_bytes=self._config.max_value_bytes,
-            )
-        except TransformFailed as error:
-            flow.break_variable(binding.variable, error.to_info())
-        else:
-            flow.publish(binding.variable, value)
 
     def _needed(self, step: Step) -> OutputBinding | None:
         """The output of a step if more of it is needed than its variable's value."""

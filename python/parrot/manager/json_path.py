@@ -15,7 +15,7 @@ from jsonpath_ng.parser import parse
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
-MAX_VISITED_NODES = 200_000
+MAX_VISITED_NODES = 50_000
 
 
 class PathError(ValueError):

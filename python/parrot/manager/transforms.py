@@ -15,6 +15,7 @@ from ..errors import TransformError, TransformFailed
 from .json_path import Json
 from .operators import Apply, Budget, Mismatch, as_text, compile_operator, dump, kind_of
 
+MAX_EVENT_S = 0.5  # of the thread, which is the loop's
 _EXCERPT_CHARS = 80
 
 
@@ -33,23 +34,53 @@ class Chain:
         :class:`TransformFailed` naming ``where``, the operator, its place in the chain, counted from 1, and
         an excerpt.
         """
-        if not self._operators:
-            return value
+        return Transformer(max_bytes).apply(self, value, where=where)
+
+    def run(self, value: str, budget: Budget) -> str | Failure:
+        """The result, or why there is none."""
         current: Json = value
-        budget = Budget(max_bytes)
-        failed: str | None = None
+        failure: Failure | None = None
         for number, (op, operator) in enumerate([*self._operators, ("result", _final_text)], start=1):
-            if failed is not None and op != "default":
+            if failure is not None and op != "default":
                 continue
             try:
                 budget.check_time()
-                current = operator(None if failed is not None else current, budget)
-                failed = None
+                current = operator(None if failure is not None else current, budget)
+                failure = None
             except Mismatch as error:
-                failed = f"{where}: transform {number} ({op}): {error}; the value was {_excerpt(current)}"
-        if failed is not None:
-            raise TransformFailed(failed)
-        return as_text(current)
+                failure = Failure(f"transform {number} ({op}): {error}; the value was {_excerpt(current)}")
+        return as_text(current) if failure is None else failure
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a chain has no result."""
+
+    reason: str
+
+
+class Transformer:
+    """Passes values through chains for one event. However many consumers a value has, equal chains run once,
+    and all of them together take no more than ``MAX_EVENT_S`` of the loop's time."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._left_s = MAX_EVENT_S
+        self._known: dict[tuple[str, str], str | Failure] = {}
+
+    def apply(self, chain: Chain, value: str, *, where: str) -> str:
+        """See :meth:`Chain.apply`."""
+        if not chain.key:
+            return value
+        key = (chain.key, value)
+        result = self._known.get(key)
+        if result is None:
+            budget = Budget(self._max_bytes, self._left_s)
+            result = self._known[key] = chain.run(value, budget)
+            self._left_s -= budget.spent_s
+        if isinstance(result, Failure):
+            raise TransformFailed(f"{where}: {result.reason}")
+        return result
 
 
 _NO_TRANSFORMS = Chain("", ())
