@@ -106,6 +106,8 @@ def test_every_route_opens_to_those_it_is_for(tiny_model: Path, path: Path) -> N
         pages = [(route.path, "GET") for route in app.routes if isinstance(route, Route)]
         routes = list(dict.fromkeys(own + pages))
         assert {path for path, _ in routes} == set(AUDIENCE)
+        assert app.openapi()["security"] == [{"key": []}]
+        assert "401" in app.openapi()["paths"]["/v1/submit"]["post"]["responses"]
         for who, client in door.clients.items():
             kind = who if who in ("nobody", "operator") else "tenant"
             for route, method in routes:

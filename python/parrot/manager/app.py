@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from .. import __version__
 from ..api import ErrorReply, SubmitBody
-from ..errors import InternalError, Unavailable
+from ..errors import AuthenticationError, InternalError, PermissionDenied, RateLimited, Unavailable
 from .auth import Auth, caller_of
 from .engines import EngineRegistry
 from .exposition import CONTENT_TYPE
@@ -42,13 +42,17 @@ class Ready(BaseModel):
 
 def create_app(service: Service, registry: EngineRegistry, supervisor: Supervisor | None = None) -> FastAPI:
     """All routes around one service."""
-    if service.tenants.has_keys != (service.config.api_keys is not None):
+    has_keys = service.tenants.has_keys
+    if has_keys != (service.config.api_keys is not None):
         raise InternalError("the service was not given the keys that its configuration names")
     app = FastAPI(
         title="Parrot",
         version=__version__,
         summary="Serves LLM applications: whole graphs of prompt templates joined by Semantic Variables.",
-        responses={500: {"model": ErrorReply, "description": "A bug in the service."}},
+        responses={
+            500: {"model": ErrorReply, "description": "A bug in the service."},
+            **(error_responses(AuthenticationError, PermissionDenied, RateLimited) if has_keys else {}),
+        },
     )
     install_error_handlers(app)
     app.include_router(session_router(service, registry))
@@ -57,13 +61,13 @@ def create_app(service: Service, registry: EngineRegistry, supervisor: Superviso
     _add_metrics(app, Metrics(service, registry))
     app.add_middleware(BodyLimit, max_body_bytes=service.config.max_body_bytes)
     app.add_middleware(Auth, tenants=service.tenants)  # the outermost: it comes before the body is read
-    _correct_openapi(app)
+    _correct_openapi(app, has_keys=has_keys)
     return app
 
 
-def _correct_openapi(app: FastAPI) -> None:
+def _correct_openapi(app: FastAPI, *, has_keys: bool) -> None:
     """Take out FastAPI's own 422: a body that does not validate is a 400 with our error body. Put in what the
-    route of submits reads, which FastAPI does not know."""
+    route of submits reads, which FastAPI does not know, and the key that requests need."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -76,6 +80,9 @@ def _correct_openapi(app: FastAPI) -> None:
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
             schemas.update(schemas_of(SubmitBody))
+            if has_keys:
+                document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                document["security"] = [{"key": []}]
         return generate()
 
     app.openapi = openapi  # type: ignore[method-assign]
