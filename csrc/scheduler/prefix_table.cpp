@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "concat.h"
 #include "mutants.h"
@@ -54,19 +55,21 @@ void PrefixTable::visit_scopes(const PrefixScope& scope, const Origin& origin, W
                                std::span<const int32_t> boundaries, Resolve resolve,
                                ResolveSeam resolve_seam) const {
     PrefixHasher hasher = origin.hasher;
-    if (!scope.has_seam()) return visit(hasher, walk, boundaries, resolve);
-    const auto behind = std::ranges::upper_bound(boundaries, scope.public_len);
-    const auto num_public = static_cast<size_t>(behind - boundaries.begin());
-    visit(hasher, walk, boundaries.first(num_public), resolve);
-    boundaries = boundaries.subspan(num_public);
-    if (boundaries.empty()) return;
-    if (!mutant("seam_ignored")) hasher.enter_domain(scope.domain);
-    const Hash128 hash = digest(hasher);
-    const bool is_known = nodes_[walk.deepest].length == scope.public_len;
-    const NodeId seam = resolve_seam(hash, is_known ? find_seam(hash, walk, scope) : kNoNode);
-    if (seam == kNoNode) return;
-    walk.scope = walk.deepest = seam;
-    visit(hasher, walk, boundaries, resolve);
+    auto behind = boundaries.end();
+    if (scope.has_seam()) behind = std::ranges::upper_bound(boundaries, scope.public_len);
+    auto part = boundaries.first(static_cast<size_t>(behind - boundaries.begin()));
+    boundaries = boundaries.subspan(part.size());
+    while (true) {  // one call of visit, which is inlined then
+        visit(hasher, walk, part, resolve);
+        if (boundaries.empty()) return;
+        if (!mutant("seam_ignored")) hasher.enter_domain(scope.domain);
+        const Hash128 hash = digest(hasher);
+        const bool is_known = nodes_[walk.deepest].length == scope.public_len;
+        const NodeId seam = resolve_seam(hash, is_known ? find_seam(hash, walk, scope) : kNoNode);
+        if (seam == kNoNode) return;
+        walk.scope = walk.deepest = seam;
+        part = std::exchange(boundaries, {});
+    }
 }
 
 // Starts to load the nodes that these hashes probably lead to, and what they point at.
