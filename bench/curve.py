@@ -1,0 +1,118 @@
+"""Latency against throughput as batches grow, beside what the engine's cost model says of itself.
+
+On a GPU: the shapes llama-7b and llama-13b in fp16 with random weights. Without one: SmolLM2 in bfloat16.
+``PARROT_BENCH_MODELS`` names others.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from parrot.engine.cost_model import calibrate
+from parrot.wire import CostModel
+
+from .engine import setting
+from .local_engine import LocalEngine, Setting, on_gpu
+from .timing import print_table, show, spread
+
+TARGETS_MS = (20, 40, 80)
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """A curve for each model; prints a table of each and draws them in out/curve.png."""
+    default = "llama-7b,llama-13b" if on_gpu() else "smollm2"
+    models = os.environ.get("PARROT_BENCH_MODELS", default).split(",")
+    curves = {model: _curve(setting(model, quick), quick) for model in models}
+    _draw(curves, Path("out/curve.png"))
+    return {"models": curves}
+
+
+def _curve(what: Setting, quick: bool) -> dict[str, Any]:
+    batches = (1, 4) if quick else (1, 2, 4, 8, 16, 32, 64, 128) if on_gpu() else (1, 2, 4, 8, 16, 32)
+    length, few, many, repeats = (32, 2, 6, 1) if quick else (512, 4, 36, 3)
+    engine = LocalEngine(what)
+    cost = calibrate(
+        engine.runner, max_batch_size=what.max_batch_size, max_batch_tokens=what.max_batch_tokens
+    )
+    points = []
+    for batch in batches:
+        prompts = [engine.random_ids(length) for _ in range(batch)]
+        engine.generate(prompts, [1] * batch)
+        figure = spread([engine.ms_per_token(prompts, few, many) for _ in range(repeats)])
+        points.append(
+            {
+                "batch": batch,
+                "ms_per_token": figure,
+                "tok_per_s": float(f"{1e3 * batch / figure['median']:.4g}"),
+                "predicted_ms": float(f"{step_ms(cost, batch, batch * (length + many // 2)):.4g}"),
+            }
+        )
+    capacities = {str(target): capacity_tokens(cost, target, length) for target in TARGETS_MS}
+    _print(what.model, points, capacities)
+    return {"points": points, "capacity_tokens": capacities, "tokens_in": length}
+
+
+def step_ms(cost: CostModel, batch: float, kv_tokens: float) -> float:
+    """Milliseconds of a decode step, as the cost model has it."""
+    return (cost.base_us + cost.per_sequence_us * batch + cost.per_kv_token_us * kv_tokens) / 1e3
+
+
+def capacity_tokens(cost: CostModel, target_ms: float, length: int) -> int:
+    """Most KV tokens, in sequences of ``length``, at which a step takes no longer than the target."""
+    per_sequence_ms = step_ms(cost, 1, length) - cost.base_us / 1e3
+    room_ms = target_ms - cost.base_us / 1e3
+    if room_ms <= 0:
+        return 0
+    batch = int(room_ms / per_sequence_ms) if per_sequence_ms > 0 else cost.capacity_tokens
+    return min(batch * length, cost.capacity_tokens)
+
+
+def _print(model: str, points: list[dict[str, Any]], capacities: dict[str, int]) -> None:
+    print_table(
+        f"{model}: decode",
+        ["batch", "ms per token", "tok/s", "the cost model says", "error"],
+        [
+            [
+                str(point["batch"]),
+                show(point["ms_per_token"]),
+                f"{point['tok_per_s']:,.0f}",
+                f"{point['predicted_ms']:.2f}",
+                f"{point['predicted_ms'] / point['ms_per_token']['median'] - 1:+.0%}",
+            ]
+            for point in points
+        ],
+    )
+    text = ", ".join(f"{tokens:,} at {target} ms" for target, tokens in capacities.items())
+    print(f"{model}: KV tokens that keep a target per token: {text}", flush=True)
+
+
+def _draw(curves: dict[str, dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    for model, curve in curves.items():
+        points = curve["points"]
+        latencies = [point["ms_per_token"]["median"] for point in points]
+        (line,) = axes.plot([p["tok_per_s"] for p in points], latencies, "o-", label=model)
+        predicted = [point["predicted_ms"] for point in points]
+        rates = [1e3 * p["batch"] / p["predicted_ms"] for p in points]
+        axes.plot(rates, predicted, ":", color=line.get_color(), label=f"{model}, cost model")
+        for point, latency in zip(points, latencies, strict=True):
+            axes.annotate(
+                str(point["batch"]),
+                (point["tok_per_s"], latency),
+                xytext=(3, -10),
+                textcoords="offset points",
+                fontsize=8,
+            )
+    axes.set(xlabel="output tokens per second", ylabel="ms per token", title="by batch size", ylim=(0, None))
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    print(f"drawn: {path}", flush=True)

@@ -1,0 +1,82 @@
+"""Milliseconds per output token of a batch that shares a prefix, and of four groups that each share one.
+
+On a GPU: LLaMA-7B's shape in fp16 with random weights, 6,000 shared tokens, beside stored figures of vLLM.
+Without one: SmolLM2 in bfloat16, 1,000 shared tokens, beside our own attention without sharing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from .engine import setting
+from .local_engine import LocalEngine, Setting, on_gpu
+from .peers.stored_vllm import DECODE_SHARED_MS, FOUR_GROUPS_MS
+from .timing import Spread, print_table, show, spread
+
+GROUPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """``few`` and ``many``: tokens of the two runs whose difference is measured."""
+
+    batches: tuple[int, ...]
+    shared: int
+    own: int
+    few: int
+    many: int
+    repeats: int
+
+
+GPU = Sizes((1, 8, 16, 32, 64), 6000, 100, 16, 144, 3)
+CPU = Sizes((1, 8, 16, 32), 1000, 50, 4, 20, 3)
+QUICK = Sizes((1, 4), 64, 10, 2, 6, 1)
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Every batch in every arm, in turns; prints a table."""
+    sizes = QUICK if quick else GPU if on_gpu() else CPU
+    model = os.environ.get("PARROT_BENCH_MODELS", "llama-7b" if on_gpu() else "smollm2")
+    shared = setting(model, quick)
+    arms = {"Parrot": LocalEngine(shared)}
+    if not on_gpu():  # two engines of a large model do not fit one GPU
+        arms["without sharing"] = LocalEngine(_unshared(shared))
+    rows = [(f"{batch}", [batch]) for batch in sizes.batches]
+    rows.append((f"{GROUPS} x {max(sizes.batches) // GROUPS}", [max(sizes.batches) // GROUPS] * GROUPS))
+    results = {name: _measure(arms, groups, sizes) for name, groups in rows}
+    _print(results, sizes)
+    return {"model": model, "sizes": dataclasses.asdict(sizes), "ms_per_token": results}
+
+
+def _unshared(what: Setting) -> Setting:
+    return dataclasses.replace(what, share_prefixes=False)
+
+
+def _measure(arms: dict[str, LocalEngine], groups: list[int], sizes: Sizes) -> dict[str, Spread]:
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(sizes.repeats):
+        for name, engine in arms.items():
+            prompts = []
+            for count in groups:
+                prefix = engine.random_ids(sizes.shared)
+                prompts += [prefix + engine.random_ids(sizes.own) for _ in range(count)]
+            engine.generate(prompts, [1] * len(prompts))
+            times[name].append(engine.ms_per_token(prompts, sizes.few, sizes.many))
+    return {name: spread(values) for name, values in times.items()}
+
+
+def _print(results: dict[str, dict[str, Spread]], sizes: Sizes) -> None:
+    stored = list(DECODE_SHARED_MS) if on_gpu() and sizes is GPU else []
+    rows = []
+    for name, figures in results.items():
+        cells = [show(figure) for figure in figures.values()]
+        for peer in stored:
+            figure = DECODE_SHARED_MS[peer].get(int(name)) if name.isdigit() else FOUR_GROUPS_MS
+            cells.append("-" if figure is None else f"{figure:g}")
+        rows.append([name, *cells])
+    arms = list(next(iter(results.values())))
+    title = f"ms per output token, {sizes.shared} shared + {sizes.own} own tokens"
+    title += "; vLLM's are stored" if stored else ""
+    print_table(title, ["requests", *arms, *stored], rows)

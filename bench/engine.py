@@ -1,0 +1,127 @@
+"""A whole engine on plain work and on shared prefixes: five workloads, on a GPU beside figures of vLLM.
+
+On a GPU: shapes of known models with random weights (``PARROT_BENCH_MODELS``, comma-separated, names
+them). Without one: SmolLM2 in bfloat16, in sizes that two cores can do. ``PARROT_BENCH_BACKEND`` chooses the
+backend.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from parrot.config import Backend
+
+from .local_engine import LocalEngine, Setting, on_gpu
+from .peers.stored_vllm import ENGINE
+from .timing import Spread, print_table, show, spread
+
+REPEATS = 3
+DTYPES = {"llama3-8b": "bfloat16", "qwen3-0.6b": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the workloads: tokens and numbers of requests."""
+
+    mix: int
+    mix_tokens: tuple[int, int]  # least and most, of prompts and of outputs
+    prefill: tuple[int, int]  # requests, tokens of each
+    single: tuple[int, int]  # tokens in, out
+    map: tuple[int, int, int]  # requests, tokens in, out
+    copilot: tuple[int, int, int, int]  # requests, shared tokens, own tokens, tokens out
+
+
+GPU = Sizes(256, (100, 1024), (32, 2048), (1024, 50), (66, 474, 50), (64, 5107, 1060, 331))
+CPU = Sizes(24, (20, 200), (4, 512), (256, 50), (16, 237, 25), (16, 1000, 60, 40))
+QUICK = Sizes(4, (5, 20), (2, 64), (32, 8), (4, 40, 8), (4, 64, 20, 8))
+FIGURES = {"mix": "tok/s out", "prefill": "tok/s in", "single": "s", "map": "s", "copilot": "s"}
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """All workloads on each model; prints a table."""
+    sizes = QUICK if quick else GPU if on_gpu() else CPU
+    default = "llama-7b,llama3-8b,qwen3-0.6b" if on_gpu() else "smollm2"
+    models = os.environ.get("PARROT_BENCH_MODELS", default).split(",")
+    results = {model: measure(setting(model, quick), sizes, 1 if quick else REPEATS) for model in models}
+    _print(results)
+    return {"sizes": sizes.__dict__, "models": results}
+
+
+def setting(model: str, quick: bool) -> Setting:
+    """How this machine runs a model."""
+    return Setting(
+        model,
+        DTYPES.get(model, "float16") if on_gpu() else "bfloat16",
+        "cuda" if on_gpu() else "cpu",
+        cast(Backend, os.environ.get("PARROT_BENCH_BACKEND", "auto")),
+        max_batch_tokens=4096 if on_gpu() else 512,
+        num_blocks=256 if quick else None,
+    )
+
+
+def measure(what: Setting, sizes: Sizes, repeats: int) -> dict[str, Spread]:
+    """Each workload's figure over its repeats, in turns."""
+    engine = LocalEngine(what)
+    engine.generate([engine.random_ids(16)] * 2, [4, 4])
+    times: dict[str, list[float]] = {name: [] for name in FIGURES}
+    for _ in range(repeats):
+        for name, figure in _workloads(engine, sizes):
+            times[name].append(figure())
+            print(f"{what.model} {name} {times[name][-1]:.4g} {FIGURES[name]}", flush=True)
+    return {name: spread(values) for name, values in times.items()}
+
+
+def _workloads(engine: LocalEngine, sizes: Sizes) -> Iterator[tuple[str, Callable[[], float]]]:
+    low, high = sizes.mix_tokens
+    step = (high - low) / max(sizes.mix - 1, 1)
+    prompt_lens = [round(low + i * step) for i in range(sizes.mix)]
+    output_lens = prompt_lens[1::2] + prompt_lens[::2]  # no relation between the two
+
+    def mix() -> float:
+        seconds = engine.generate([engine.random_ids(n) for n in prompt_lens], output_lens)
+        return sum(output_lens) / seconds
+
+    def prefill() -> float:
+        count, length = sizes.prefill
+        return count * length / engine.generate(_fresh(engine, count, length), [1] * count)
+
+    def single() -> float:
+        return engine.generate([engine.random_ids(sizes.single[0])], [sizes.single[1]])
+
+    def map_stage() -> float:
+        count, length, outputs = sizes.map
+        return engine.generate(_fresh(engine, count, length), [outputs] * count)
+
+    def copilot() -> float:
+        count, shared, own, outputs = sizes.copilot
+        prefix = engine.random_ids(shared)
+        return engine.generate([prefix + ids for ids in _fresh(engine, count, own)], [outputs] * count)
+
+    yield from (
+        ("mix", mix),
+        ("prefill", prefill),
+        ("single", single),
+        ("map", map_stage),
+        ("copilot", copilot),
+    )
+
+
+def _fresh(engine: LocalEngine, count: int, length: int) -> list[list[int]]:
+    return [engine.random_ids(length) for _ in range(count)]
+
+
+def _print(results: dict[str, dict[str, Spread]]) -> None:
+    rows = []
+    for model, figures in results.items():
+        for name, figure in figures.items():
+            stored = ENGINE.get(model, {}).get(name)
+            ratio = "-"
+            if stored is not None:
+                faster = figure["median"] / stored if "tok/s" in FIGURES[name] else stored / figure["median"]
+                ratio = f"{faster:.2f}x"
+            peer = "-" if stored is None else f"{stored:g}"
+            rows.append([f"{model}, {name}, {FIGURES[name]}", show(figure, 3), peer, ratio])
+    print_table("median (least to most)", ["", "Parrot", "vLLM, stored", "as fast as vLLM"], rows)

@@ -1,0 +1,101 @@
+"""An engine in this process, as its server makes one: no manager, no sockets."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from parrot.config import Backend
+from parrot.dummy_model import SHAPES, num_control_tokens, write_dummy_model
+from parrot.engine.engine import Engine
+from parrot.engine.memory import choose_num_blocks
+from parrot.engine.model import DecoderModel
+from parrot.engine.process import num_physical_cores
+from parrot.engine.runner import ModelRunner
+from parrot.models import resolve_model
+from parrot.tokenizer.tokenizer import Tokenizer
+from parrot.wire import CallFailed, CallId, ContextId, Dispatch, Fill, Generate, Sampling, pack_ids
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is run: a shape of :mod:`parrot.dummy_model` with random weights, or a real model by its name."""
+
+    model: str
+    dtype: str
+    device: str
+    backend: Backend = "auto"
+    share_prefixes: bool = True
+    max_batch_size: int = 256
+    max_batch_tokens: int = 4096
+    num_blocks: int | None = None
+
+
+class LocalEngine:
+    """Runs calls of given ids; the greedy outputs have given lengths."""
+
+    def __init__(self, setting: Setting) -> None:
+        is_dummy = setting.model in SHAPES
+        if is_dummy:
+            directory = write_dummy_model(Path(tempfile.mkdtemp()) / "model", setting.model)
+        else:
+            directory = resolve_model(setting.model)
+        if setting.device == "cpu":
+            torch.set_num_threads(num_physical_cores())
+        dtype, device = getattr(torch, setting.dtype), torch.device(setting.device)
+        model = DecoderModel.load(
+            directory,
+            dtype,
+            device,
+            setting.backend,
+            share_prefixes=setting.share_prefixes,
+            dummy_weights=is_dummy,
+        )
+        num_blocks = choose_num_blocks(model.config, dtype, device, setting.num_blocks)
+        self.vocab_size = model.config.vocab_size
+        self.runner = ModelRunner(model, num_blocks, dtype, device)
+        self._random = random.Random(0)
+        self._next_id = 1
+        self._engine = Engine(
+            self.runner,
+            Tokenizer.load(directory),
+            max_batch_size=setting.max_batch_size,
+            max_batch_tokens=setting.max_batch_tokens,
+        )
+
+    def random_ids(self, count: int) -> list[int]:
+        """Ids that no earlier call had, but by chance; no control tokens."""
+        return self._random.choices(range(num_control_tokens(), self.vocab_size - 10), k=count)
+
+    def generate(self, prompts: Sequence[Sequence[int]], num_outputs: Sequence[int]) -> float:
+        """Seconds from the first submit until all calls have ended; RuntimeError for one that fails."""
+        started = time.perf_counter()
+        for prompt, count in zip(prompts, num_outputs, strict=True):
+            context_id = ContextId(self._next_id)
+            sampling = Sampling(max_tokens=count, ignore_eos=True)
+            verbs = (Fill(pack_ids(prompt), context_id), Generate(sampling, context_id))
+            self._engine.submit(Dispatch(CallId(self._next_id), 1, 0, "THROUGHPUT", verbs))
+            self._next_id += 1
+        while self._engine.has_work:
+            for reply in self._engine.step():
+                if isinstance(reply, CallFailed):
+                    raise RuntimeError(reply.error.message)
+        return time.perf_counter() - started
+
+    def ms_per_token(self, prompts: Sequence[Sequence[int]], few: int, many: int) -> float:
+        """Milliseconds of a decode step with these prompts cached: two runs that differ in length only."""
+        count = len(prompts)
+        short = self.generate(prompts, [few] * count)
+        long = self.generate(prompts, [many] * count)
+        return (long - short) / (many - few) * 1e3
+
+
+def on_gpu() -> bool:
+    """Whether this machine has a GPU that torch can use."""
+    return torch.cuda.is_available()

@@ -1,0 +1,46 @@
+"""The benchmarks of whole engines run on a model without weights, and their arithmetic is right."""
+
+from __future__ import annotations
+
+import pytest
+from bench import decode_shared, engine
+from bench.curve import capacity_tokens, step_ms
+from bench.local_engine import LocalEngine, Setting
+
+from parrot.wire import CostModel
+
+TINY = Setting("tiny", "float32", "cpu", num_blocks=256, max_batch_tokens=64)
+COST = CostModel(
+    base_us=4000,
+    per_sequence_us=100,
+    per_prefill_token_us=10,
+    per_kv_token_us=1,
+    capacity_tokens=50_000,
+    num_blocks=3125,
+)
+
+
+def test_every_workload_has_a_figure() -> None:
+    figures = engine.measure(TINY, engine.QUICK, repeats=2)
+    assert set(figures) == set(engine.FIGURES)
+    assert all(figure["least"] > 0 for figure in figures.values())
+
+
+def test_a_batch_is_measured_in_every_arm() -> None:
+    arms = {"a": LocalEngine(TINY), "b": LocalEngine(TINY)}
+    figures = decode_shared._measure(arms, [2, 2], decode_shared.QUICK)
+    assert set(figures) == {"a", "b"}
+
+
+def test_a_call_that_fails_is_no_figure() -> None:
+    with pytest.raises(RuntimeError, match="blocks"):
+        LocalEngine(TINY).generate([list(range(6, 600)) * 8], [4])
+
+
+def test_the_capacity_is_what_keeps_the_target() -> None:
+    assert step_ms(COST, 10, 5000) == pytest.approx(4 + 1 + 5)
+    tokens = capacity_tokens(COST, 10, 500)
+    assert tokens == 10 * 500
+    assert step_ms(COST, tokens / 500, tokens) <= 10 < step_ms(COST, tokens / 500 + 1, tokens + 500)
+    assert capacity_tokens(COST, 4, 500) == 0
+    assert capacity_tokens(COST, 1e6, 500) == 50_000
