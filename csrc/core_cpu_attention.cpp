@@ -138,7 +138,9 @@ void bind_cpu_attention(py::module_& module) {
         .def_property_readonly("num_items",
                                [](const PagedAttention& self) { return self.work().items.size(); })
         .def_property_readonly("num_partials",
-                               [](const PagedAttention& self) { return self.work().num_partials; });
+                               [](const PagedAttention& self) { return self.work().num_partials; })
+        .def_property_readonly("num_sharing",
+                               [](const PagedAttention& self) { return self.work().num_sharing; });
 }
 
 }  // namespace parrot

@@ -187,6 +187,8 @@ def check_pools() -> None:
         assert engine.has_work or tree.num_held_blocks == 0
 
 
-def load(directory: Path) -> tuple[DecoderModel, Tokenizer]:
+def load(directory: Path, *, share_prefixes: bool = True) -> tuple[DecoderModel, Tokenizer]:
     """The model in fp32, with its tokenizer."""
-    return DecoderModel.load(directory, torch.float32, torch.device("cpu")), Tokenizer.load(directory)
+    device = torch.device("cpu")
+    model = DecoderModel.load(directory, torch.float32, device, share_prefixes=share_prefixes)
+    return model, Tokenizer.load(directory)

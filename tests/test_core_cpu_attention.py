@@ -156,6 +156,7 @@ def test_a_shared_prefix_is_one_item_for_all_who_share_it() -> None:
     alone = case.attention(num_threads=1, share=False)
     assert shared.num_items == 16 + 1
     assert alone.num_items == 16
+    assert (shared.num_sharing, alone.num_sharing) == (16, 0)
 
 
 def test_large_scores_do_not_overflow(isa: str) -> None:

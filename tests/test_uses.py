@@ -183,21 +183,23 @@ def test_nothing_is_said_of_eviction_when_it_is_switched_off(tiny_model: Path) -
 
 
 @contextmanager
-def real_engine(model: Path, address: str, num_blocks: int) -> Iterator[Engine]:
+def real_engine(
+    model: Path, address: str, num_blocks: int, name: str = "engine-0", *, share_prefixes: bool = True
+) -> Iterator[Engine]:
     """An engine in a thread, joined to the manager by its socket."""
     import torch
 
-    weights, tokenizer = load(model)
+    weights, tokenizer = load(model, share_prefixes=share_prefixes)
     runner = ModelRunner(weights, num_blocks, torch.float32, torch.device("cpu"))
     engine = Engine(runner, tokenizer, max_batch_size=4, max_batch_tokens=256)
     info = wire.ModelInfo(
         "tiny", tokenizer.fingerprint, tokenizer.vocab_size, weights.config.max_positions, "float32", "cpu"
     )
     cost = wire.CostModel(1000.0, 10.0, 10.0, 0.01, num_blocks * 16, num_blocks)
-    registration = wire.Register(wire.PROTOCOL_VERSION, "engine-0", "epoch", 1, info, cost, 4)
+    registration = wire.Register(wire.PROTOCOL_VERSION, name, f"epoch-{name}", 1, info, cost, 4)
     link = Link(LinkConfig(address, 0.05, 60.0), registration, engine.stats())
     link.start()
-    loop = threading.Thread(target=_serve, args=(engine, link, "epoch", 60.0))
+    loop = threading.Thread(target=_serve, args=(engine, link, registration.epoch, 60.0))
     loop.start()
     try:
         yield engine

@@ -171,6 +171,9 @@ class CpuAttention:
     @property
     def num_partials(self) -> int:
         """Rows of partial results that the plan merges."""
+    @property
+    def num_sharing(self) -> int:
+        """Decodes of the plan that read a part of their tokens together with others."""
 
 class AttentionPlanner:
     """Plans SharedPrefixAttention step after step. While the requests (rows) are the same and only grew, who

@@ -223,6 +223,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     dropped_messages: int
     early_fills: int  # prefixes that were computed ahead of their calls to the end
     early_fill_tokens: int  # of prefill_tokens, those computed for early fills
+    shared_decodes: int  # of decode_tokens, those whose attention read a prefix once for several calls
     expected_us: int = 0  # what the cost model that it registered says of the steps in busy_us
     calls_ended: int = 0
     turn_us: int = 0  # how long the loop's present turn has lasted; 0: it waits for work

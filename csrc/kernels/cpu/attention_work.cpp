@@ -120,8 +120,21 @@ class Builder {
             work_.units.push_back({row, 1, plan.part_begin[i], parts, parts * num_head_groups});
         }
         work_.num_partials = plan.part_begin.back();
+        work_.num_sharing = count_sharing(plan, decodes.size());
         for (size_t e = 0; e < plan.entries.size(); e += 8)
             add_entry(plan, &plan.entries[e], decodes, units, heads);
+    }
+
+    static int32_t count_sharing(const AttentionPlan& plan, size_t num_decodes) {
+        std::vector<char> shares(num_decodes, 0);
+        for (size_t e = 0; e < plan.entries.size(); e += 8) {
+            const int32_t* entry = &plan.entries[e];
+            if (entry[4] < 2) continue;
+            for (int32_t m = entry[3]; m < entry[3] + entry[4]; ++m) {
+                shares[static_cast<size_t>(plan.members[2 * static_cast<size_t>(m)])] = 1;
+            }
+        }
+        return static_cast<int32_t>(std::ranges::count(shares, 1));
     }
 
     void add_entry(const AttentionPlan& plan, const int32_t* entry, const std::vector<int32_t>& decodes,

@@ -56,6 +56,7 @@ struct AttentionWork {
     std::vector<AttentionMember> members;
     std::vector<AttentionUnit> units;
     int32_t num_partials = 0;  // rows of partial results
+    int32_t num_sharing = 0;   // decodes that read a part of their tokens together with others
     int32_t max_states = 0;    // most (head, query row) pairs of one item
     int64_t cost = 0;
 };

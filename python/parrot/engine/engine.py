@@ -230,6 +230,7 @@ class Engine:
                 self._fail(w.call, engine_error(error))
             return
         self.tree.commit(reservation.context_ids)
+        self.counters.shared_decodes = self._runner.num_shared_decodes
         if self._cost_model is not None:
             self.counters.expected_us += expected_us(self._cost_model, work)
         for w, output in zip(work, outputs, strict=True):

@@ -107,6 +107,10 @@ class Runner(Protocol):
     def max_positions(self) -> int:
         """The longest context."""
 
+    @property
+    def num_shared_decodes(self) -> int:
+        """Decodes so far whose attention read a prefix once for several sequences."""
+
     def forward(
         self,
         tree: ContextTree,
@@ -139,6 +143,11 @@ class ModelRunner:
     def max_positions(self) -> int:
         """See :class:`Runner`."""
         return self.model.config.max_positions
+
+    @property
+    def num_shared_decodes(self) -> int:
+        """See :class:`Runner`."""
+        return self.model.decoder.ops.num_shared_decodes
 
     def forward(
         self,

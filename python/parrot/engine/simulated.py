@@ -49,6 +49,7 @@ class SimulatedRunner:
         self.cost = cost
         self.num_blocks = cost.num_blocks
         self.vocab_size = tokenizer.vocab_size
+        self.num_shared_decodes = 0
         self.max_positions = max_positions
         self._tokenizer = tokenizer
         self._bias: Tensor | None = None

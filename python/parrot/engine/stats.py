@@ -27,6 +27,7 @@ class Counters:
     hinted_contexts: int = 0
     early_fills: int = 0
     early_fill_tokens: int = 0
+    shared_decodes: int = 0
     dropped_messages: int = 0
     expected_us: float = 0
     calls_ended: int = 0
@@ -57,6 +58,7 @@ def collect(
         preemptions=counters.preemptions,
         early_fills=counters.early_fills,
         early_fill_tokens=counters.early_fill_tokens,
+        shared_decodes=counters.shared_decodes,
         dropped_messages=counters.dropped_messages,
         expected_us=round(counters.expected_us),
         calls_ended=counters.calls_ended,

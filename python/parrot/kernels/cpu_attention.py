@@ -85,6 +85,11 @@ class CpuAttention:
         )
         return out
 
+    @property
+    def num_sharing(self) -> int:
+        """Decodes of the plan that read a part of their tokens together with others."""
+        return self._native.num_sharing
+
     def run(
         self, query: TensorView, k_cache: TensorView, v_cache: TensorView, out: TensorView, *, scale: float
     ) -> None:

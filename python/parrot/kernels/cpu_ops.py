@@ -41,6 +41,7 @@ class CpuOps:
         self.buffers = _Buffers()
         self.attention = CpuAttention(shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype)
         self.share_prefixes = share_prefixes
+        self.num_shared_decodes = 0
         self.rotations = _Rotations(shape.inverse_frequencies)
         self._pages: Pages | None = None
         self._caches: list[_Cache] = []
@@ -93,6 +94,7 @@ class CpuStep:
             num_blocks,
             share=ops.share_prefixes,
         )
+        ops.num_shared_decodes += ops.attention.num_sharing
         self._attention = ops.attention
         self._scale = shape.head_dim**-0.5
         self._query, self._attended = self._heads("query", ops.dtype), self._heads("attended", ops.dtype)

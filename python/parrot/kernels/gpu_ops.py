@@ -34,6 +34,7 @@ class GpuOps:
     ) -> None:
         self.shape = shape
         self.share_prefixes = share_prefixes
+        self.num_shared_decodes = 0
         angles = torch.arange(max_positions, device=device)[:, None].float() * shape.inverse_frequencies
         self.rotations = angles.cos(), angles.sin()
         self._device = device
@@ -161,6 +162,7 @@ class _Decodes:
         attention = ops.attention_for(*tables.shape)
         seq_lens = np.asarray(batch.seq_lens, dtype=np.int32)[decodes]
         attention.plan(tables, seq_lens, share=ops.share_prefixes)
+        ops.num_shared_decodes += attention.num_sharing
         rows = np.asarray(batch.query_start)[decodes]
         if np.array_equal(rows, np.arange(len(rows))):
             return cls(attention, None)

@@ -105,7 +105,10 @@ class DecoderStep(Protocol[Linear, Rows, Heads]):
 
 
 class DecoderOps(Protocol[Linear, Rows, Heads]):
-    """A backend for one model."""
+    """A backend for one model. ``num_shared_decodes`` counts rows so far whose attention read a prefix once
+    for several sequences."""
+
+    num_shared_decodes: int
 
     def pack(self, weight: Tensor, *, gated: bool = False) -> Linear:
         """A weight [out, in] in the form that the operations read; ``gated``: [gate; up] of an

@@ -48,6 +48,16 @@ def shared_prefix_attention_reference(
     return torch.stack(rows)
 
 
+def count_sharing(entries: I32, members: I32) -> int:
+    """Requests that some entry of a plan reads together with others (csrc/kvcache/attention_plan.h)."""
+    shared = entries[entries[:, 4] > 1]
+    if len(shared) == 0:
+        return 0
+    counts = shared[:, 4]
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return len(np.unique(members[np.repeat(shared[:, 3], counts) + offsets, 0]))
+
+
 class SharedPrefixAttention:
     """The kernel with its plan buffers, for one model shape on one device. ``implementation``: the CUDA
     kernel, or its Triton twin, which needs no nvcc (and runs on the CPU in Triton's interpreter).
@@ -79,6 +89,7 @@ class SharedPrefixAttention:
         self._launch, self.num_workers = self._choose(implementation)
         self._next_work = torch.zeros(2, dtype=torch.int32, device=device)
         self.num_requests = self.num_entries = self.num_parts = 0
+        self.num_sharing = 0  # requests that read a part of their tokens together with others
 
     def _choose(self, implementation: Implementation) -> tuple[_Launch, int]:
         """The launch of an implementation, and how many entries it works on at once."""
@@ -133,7 +144,7 @@ class SharedPrefixAttention:
         if self._uploaded is not None:
             self._uploaded.synchronize()
         views = self._views
-        self.num_entries, _, self.num_parts = self._planner.plan(
+        self.num_entries, num_members, self.num_parts = self._planner.plan(
             block_tables,
             seq_lens,
             views["entries"],
@@ -146,6 +157,10 @@ class SharedPrefixAttention:
             min_shared_tokens=min_shared_tokens,
             min_chunk_tokens=min_chunk_tokens,
             share=share,
+        )
+        self.num_sharing = count_sharing(
+            views["entries"].reshape(-1, _ENTRY_FIELDS)[: self.num_entries],
+            views["members"].reshape(-1, 2)[:num_members],
         )
         views["num_entries"][0] = self.num_entries
         views["part_begin"][n + 1 :] = self.num_parts  # rows past n have no parts

@@ -16,6 +16,7 @@ class TorchOps:
     def __init__(self, shape: DecoderShape, dtype: torch.dtype) -> None:
         self.shape = shape
         self.dtype = dtype
+        self.num_shared_decodes = 0  # each sequence reads its own tokens
 
     def pack(self, weight: Tensor, *, gated: bool = False) -> Tensor:  # noqa: ARG002
         """The weight as it is; what makes a gated layer is done by :meth:`TorchStep.expand`."""

@@ -63,6 +63,14 @@ class EarlyFillCounters:
     tokens: int = 0
     tokens_used: int = 0
 
+    def fills(self) -> dict[str, int]:
+        """Prefixes by what became of them."""
+        return {"started": self.started, "finished": self.finished, "cancelled": self.cancelled}
+
+    def token_counts(self) -> dict[str, int]:
+        """Tokens that were filled, and that calls found."""
+        return {"filled": self.tokens, "used": self.tokens_used}
+
 
 @dataclass(slots=True)
 class EarlyFills:

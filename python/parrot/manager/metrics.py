@@ -46,6 +46,8 @@ _COUNTERS: tuple[tuple[str, str, Read], ...] = (
     ("cow_copies", "Partial blocks copied on the first write.", lambda stats: stats.cow_copies),
     ("evicted_blocks", "KV blocks evicted.", lambda stats: stats.evicted_blocks),
     ("early_fills", "Prefixes computed ahead of their calls.", lambda stats: stats.early_fills),
+    ("early_fill_tokens", "Prompt tokens computed for them.", lambda stats: stats.early_fill_tokens),
+    ("shared_decodes", "Tokens that shared the reading of a prefix.", lambda stats: stats.shared_decodes),
     ("preemptions", "Calls that lost their blocks.", lambda stats: stats.preemptions),
     ("calls_ended", "Calls that left the engine.", lambda stats: stats.calls_ended),
     ("dropped_messages", "Frames that were no message.", lambda stats: stats.dropped_messages),
@@ -88,6 +90,9 @@ class Metrics:
         yield counter(
             "placements", "What the scheduler did.", by_label("kind", executor.scheduler.counters())
         )
+        early = executor.early.counters
+        yield counter("early_fills", "Prefixes filled ahead.", by_label("event", early.fills()))
+        yield counter("early_fill_tokens", "Tokens of those.", by_label("event", early.token_counts()))
         yield histogram("call_seconds", "Phases of calls that are done.", phases)
 
     def _state(self) -> Iterator[str]:
