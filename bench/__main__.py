@@ -35,6 +35,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
         "eviction",
         "missed tokens of graph-aware eviction, LRU and the optimum, on a multi-agent trace",
     ),
+    "chaos": ("chaos", "killed, hung and cut off processes under many clients; --minutes 20 --seed N"),
     "context-tree": ("context_tree", "extend, fork, match, block tables and eviction of the KV cache"),
     "sim": ("sim", "figures of the paper on simulated engines, and thousands of them; --only 19 17 ..."),
 }
@@ -50,11 +51,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer runs of a smaller size")
     parser.add_argument("--json", type=Path, metavar="FILE", help="store the result too")
     parser.add_argument("--only", nargs="+", metavar="PART", help="parts of a benchmark that has parts")
+    parser.add_argument("--minutes", type=float, help="how long, of a benchmark that can be told")
+    parser.add_argument("--seed", type=int, help="of one that draws its events")
     options = parser.parse_args()
     set_passive_waits()  # as an engine's process does, before a benchmark imports torch
     module = import_module(f"bench.{BENCHMARKS[options.name][0]}")
     run: Callable[..., dict[str, Any]] = module.run
     parts = _parts(parser, module, options.only)
+    for name in ("minutes", "seed"):
+        if getattr(options, name) is not None:
+            if name not in getattr(module, "OPTIONS", ()):
+                parser.error(f"--{name} is no option of {options.name}")
+            parts[name] = getattr(options, name)
     machine = describe_machine()
     print(f"{machine['cpu']}, {machine['cores']} cores, commit {machine['commit']}", flush=True)
     measured = run(options.quick, **parts)
