@@ -201,7 +201,7 @@ Row = dict[str, Any]
 
 def _print(sizes: Sizes, submits: list[Row], routes: list[Row], health: list[Row]) -> None:
     print_table(
-        f"submits of {BATCH} calls (2 KB template, 200 B value), ms; medians of {sizes.repeats} (least to most)",
+        f"submits of {BATCH} calls (2 KB template, 200 B value), ms; {sizes.repeats} runs",
         ("calls/s", "p50", "p99", "manager us per call"),
         [
             (
