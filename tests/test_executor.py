@@ -318,16 +318,32 @@ def test_a_full_queue_is_overloaded_and_takes_nothing(tiny_model: Path) -> None:
     run(tiny_model, scenario, max_queued_calls=4)
 
 
-def test_a_call_that_the_scheduler_refuses_fails_as_overloaded(tiny_model: Path) -> None:
+def test_a_submit_without_room_in_the_queue_is_refused_whole(tiny_model: Path) -> None:
     async def scenario(manager: Manager) -> None:
         engine = await manager.add_engine(held=True, max_batch_size=1)
-        sessions = [manager.submit(prompt_call("c", f"Word {i} {{{{output:o}}}}")) for i in range(3)]
+        for name in ("runs", "waits"):
+            manager.submit(prompt_call(name, "Word {{output:o}}"))
         with pytest.raises(errors.Overloaded, match="max_queued = 1"):
-            await manager.get(sessions[2], "o")
+            manager.submit(prompt_call("c", "Word {{output:o}}"))
         await until(lambda: len(engine.dispatches) == 1)
         manager.check_load()
 
     run(tiny_model, scenario, scheduler=SchedulerConfig(max_queued=1))
+
+
+def test_a_submit_larger_than_the_room_in_the_queue_takes_nothing(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine()
+        calls = [prompt_call(f"c{i}", "Word {{output:o}}", write("o", f"o{i}")) for i in range(3)]
+        with pytest.raises(errors.Overloaded, match="3 more would exceed max_queued = 2"):
+            manager.submit(*calls)
+        assert (manager.executor.num_live, manager.executor.dispatcher.num_busy) == (0, 0)
+        # Calls that wait for others are not in the queue yet.
+        session = manager.submit(*CHAIN)
+        await manager.get(session, "c")
+        assert len(engine.dispatches) == len(CHAIN)
+
+    run(tiny_model, scenario, scheduler=SchedulerConfig(max_queued=2))
 
 
 def test_a_refused_submit_leaves_no_session_behind(tiny_model: Path) -> None:

@@ -60,6 +60,8 @@ def refused(grammar: Grammar, reason: str, param: str | None = None) -> InvalidR
     """The error that names the parameter and says what is wrong with its value."""
     name = param or grammar.kind
     reason = reason.partition("<state>")[0]  # llguidance's own state follows, which says nothing to a client
+    if "forced bytes" in reason:  # the ids of the only text that may follow are not text
+        reason = "the text that it leaves no choice about holds a control string of the model"
     if reason.startswith("NoExtension"):
         reason = "no text satisfies it"
     reason = " ".join(reason.split())[:_MAX_REASON_CHARS]

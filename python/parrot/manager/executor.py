@@ -12,7 +12,7 @@ import logging
 from collections.abc import Generator
 
 from .. import wire
-from ..api import SubmitBody
+from ..api import CallBody, SubmitBody
 from ..config import ManagerConfig
 from ..errors import ErrorInfo, InternalError, Overloaded, SessionClosed, TypedOutputFailed, Unavailable
 from ..tokenizer import EncodedPrompt, Tokenizer
@@ -100,7 +100,8 @@ class Executor:
         application.tenant.submitted(num_live)
         self._stale[application] = None
         if self._uses is not None:
-            self._uses.submitted(live)
+            for call in live:
+                self._uses.submitted(call)
         self.apply(changes)
 
     def add(
@@ -112,15 +113,16 @@ class Executor:
     def adding(
         self, application: Application, body: SubmitBody, fill: EncodedPrompt | None = None
     ) -> Generator[None, None, list[Call]]:
-        """Add calls to an application's graph and start those that can run; yields while they are checked."""
+        """Add calls to an application's graph and start those that can run; yields while they are checked,
+        and while their prompts are compared."""
         session, now = application.session, now_us()
-        was_idle = True
+        was_idle, num_ready = True, sum(map(_is_ready, body.calls))
 
         def before_insertion() -> None:
             nonlocal was_idle
             if application.closed:
                 raise SessionClosed("the session ended while a submit for it was taken")
-            self.check_open(len(body.calls))
+            self.check_open(len(body.calls), num_ready=num_ready)
             application.tenant.check_calls(len(body.calls))
             was_idle = not session.graph.live
 
@@ -134,10 +136,14 @@ class Executor:
             application.single.attach(submitted.calls[0])
             self.dispatcher.preset(submitted.calls[0], fill)
         elif self._uses is not None:
-            self._uses.submitted(submitted.calls)
-        self.early.submitted(submitted.calls)
-        self.apply(submitted.changes)
-        self.turn()
+            for call in submitted.calls:
+                if not (call.ended or application.closed):
+                    self._uses.submitted(call)
+                yield
+        if not application.closed:
+            self.early.submitted(submitted.calls)
+            self.apply(submitted.changes)
+            self.turn()
         return submitted.calls
 
     def relabel(self, application: Application) -> None:
@@ -171,12 +177,19 @@ class Executor:
         for application in list(self._applications.values()):
             self.close(application.session, error)
 
-    def check_open(self, num_calls: int = 0) -> None:
-        """Raise :class:`Unavailable` or :class:`Overloaded` if so many calls cannot be taken now."""
+    def check_open(self, num_calls: int = 0, *, num_ready: int = 0) -> None:
+        """Raise :class:`Unavailable` or :class:`Overloaded` if so many calls cannot be taken now, of which
+        ``num_ready`` will wait for an engine at once."""
         if self.refusal is not None:
             raise Unavailable(self.refusal)
         if num_calls and self._no_engine is not None:
             raise Unavailable(self._no_engine)
+        room = self.config.scheduler.max_queued
+        if num_ready > room - self.dispatcher.num_queued:
+            raise Overloaded(
+                f"{self.dispatcher.num_queued} calls wait for an engine, {num_ready} more would exceed "
+                f"max_queued = {room}; try again later, or with fewer calls at once"
+            )
         limit = self.config.max_queued_calls
         if self.num_live + num_calls > limit:
             raise Overloaded(
@@ -389,6 +402,11 @@ class Executor:
             return
         graph = run.application.session.graph
         self.apply(graph.complete(call, step.index, reply.text, reply.token_ids))
+
+
+def _is_ready(call: CallBody) -> bool:
+    """Whether the call needs nothing that is not in its body."""
+    return all(hole.kind == "output" or hole.semantic_var_id is None for hole in call.placeholders)
 
 
 def _cut(call: Call, output: OutputBinding) -> TypedOutputFailed:

@@ -138,7 +138,7 @@ async def _answer(
     if body.stream:
         return _EventStream(_events(service, singles, pieces, wording, with_usage=body.wants_usage), end)
     try:
-        answers = await unless_disconnected(request, _answers(service, singles))
+        answers = await unless_disconnected(request, _answers(service, singles, pieces))
     finally:
         end()
     usage = _usage(singles)
@@ -170,16 +170,17 @@ def _as_asked(error: errors.ParrotError) -> errors.ParrotError:
     return error
 
 
-async def _answers(service: Service, singles: Sequence[SingleCall]) -> list[Answer]:
-    answers = []
-    for single in singles:
-        await single.variable.wait()
-        try:
-            text = single.variable.result()
-        except errors.InvalidRequest as error:
-            raise _as_asked(error) from None
-        answers.append(Answer(text, single.finish_reason, _likelihoods(service, single.logprobs)))
-    return answers
+async def _answers(service: Service, singles: Sequence[SingleCall], pieces: Pieces) -> list[Answer]:
+    """When all have ended; the first one that fails is the answer to the request."""
+    try:
+        async for _ in pieces_of(singles, pieces):
+            pass
+    except errors.InvalidRequest as error:
+        raise _as_asked(error) from None
+    return [
+        Answer(single.variable.result(), single.finish_reason, _likelihoods(service, single.logprobs))
+        for single in singles
+    ]
 
 
 def _likelihoods(service: Service, logprobs: wire.Logprobs | None) -> list[GeneratedId] | None:

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from .service import Service
 from .supervisor import Supervisor
 
 log = logging.getLogger(__name__)
+_SWITCH_S = 0.001  # how long a thread that prepares a prompt may keep the loop waiting
 _ANSWER_GRACE_S = 2  # for answers that are being written when everything has ended
 _AT_ONCE_S = 0.2  # for engines to end when there is no time
 
@@ -139,6 +141,7 @@ class _Manager:
         self._server = self._http_server(app, registry.address)
         self._watch_signals(parent_pipe)
         keep_out_of_the_way()
+        sys.setswitchinterval(_SWITCH_S)
         try:
             await self._server.serve(sockets=[self._listener])
         finally:

@@ -154,12 +154,16 @@ class Service:
             return taken_before
         self.check_open(len(body.calls))
         self.tenants.get(tenant).check_calls(len(body.calls))
+        limits = self.executor.dispatcher.limits
         for call in body.calls:
             self.check_model(call.model)
+            if limits is not None:
+                self.executor.prompts.refuse_hopeless(_num_chars(call), limits)
             for placeholder in call.placeholders:
                 if placeholder.sampling is not None:
                     _refuse_prompt_logprobs(placeholder.sampling)
                     self.check_ids(placeholder.sampling)
+            yield
         if body.create_session:
             self.create_session(body.session_id, tenant=tenant)
         session = self._sessions.get(body.session_id, tenant=tenant)
@@ -290,7 +294,7 @@ class Service:
 
         The prompt is encoded once, and computed once by an engine that runs several of them: each forks the
         context of the first."""
-        self.executor.check_open(len(samplings))
+        self.executor.check_open(len(samplings), num_ready=len(samplings))
         self.tenants.get(tenant).check_calls(len(samplings))
         singles = []
         for index, sampling in enumerate(samplings):
@@ -314,6 +318,11 @@ class Service:
         if not single.call.ended:
             log.info("client left, call %s stops", single.call.request_id)
         self.executor.close(single.session, Cancelled("the client left").to_info())
+
+
+def _num_chars(call: api.CallBody) -> int:
+    """Characters of a prompt's constants, about: those of the holes are counted too."""
+    return len(call.prompt or "") + sum(len(message.content) for message in call.messages or ())
 
 
 def _submitted(call: Call) -> api.SubmittedCall:

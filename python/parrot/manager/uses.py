@@ -7,7 +7,7 @@ All sessions together may spend a twentieth of the loop's time on it; what is le
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from .. import wire
@@ -60,12 +60,13 @@ class ContextUses:
 
     # --- events ---
 
-    def submitted(self, calls: Iterable[Call]) -> None:
-        """Calls of a session that may have more calls."""
-        for call in calls:
-            session = self._sessions.setdefault(call.session_id, _SessionUses())
-            keys = session.keys[call] = part_keys(call)
-            session.trie.add(call, keys)
+    def submitted(self, call: Call) -> None:
+        """A call of a session that may have more calls."""
+        session = self._sessions.get(call.session_id)
+        if session is None:
+            session = self._sessions[call.session_id] = _SessionUses()
+        keys = session.keys[call] = part_keys(call)
+        session.trie.add(call, keys)
 
     def ended(self, call: Call) -> None:
         """The call needs nothing any more; unknown ones are ignored."""
