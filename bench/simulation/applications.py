@@ -43,11 +43,21 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Argument:
+    """What the user gives; the text around it is the template's."""
+
+    text: str
+
+
+Part = str | Value | Argument
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One call: its prompt, and how many tokens it generates."""
 
     name: str
-    prompt: tuple[str | Value, ...]
+    prompt: tuple[Part, ...]
     num_output: int
 
     @property
@@ -71,9 +81,9 @@ class Application:
         return sum(step.num_output for step in self.steps)
 
 
-def request(kind: str, prompt: str, num_output: int) -> Application:
+def request(kind: str, prompt: tuple[Part, ...], num_output: int) -> Application:
     """One call by itself."""
-    return Application(kind, (Step("answer", (prompt,), num_output),))
+    return Application(kind, (Step("answer", prompt, num_output),))
 
 
 def chain_summary(rng: random.Random, num_chunks: int, chunk: int, num_output: int) -> Application:
@@ -119,7 +129,7 @@ def multi_agent(rng: random.Random, num_files: int) -> Application:
     task = text(rng, SHARED["architect"] - 1)
     architect = Step("architect", (f"{task} {text(rng, 1)}",), OUTPUT["architect"][0])
     design = SHARED["coder"] - SHARED["architect"] - architect.num_output
-    history: tuple[str | Value, ...] = (f"{task} {text(rng, design)}", Value("architect"))
+    history: tuple[Part, ...] = (f"{task} {text(rng, design)}", Value("architect"))
     coders = list(_branches(rng, "coder", "coder", history, num_files))
     steps, files = [architect, *coders], coders
     for number in range(ROUNDS):
@@ -133,16 +143,16 @@ def multi_agent(rng: random.Random, num_files: int) -> Application:
 
 
 def _branches(
-    rng: random.Random, role: str, name: str, history: Sequence[str | Value], num_files: int
+    rng: random.Random, role: str, name: str, history: Sequence[Part], num_files: int
 ) -> Iterator[Step]:
     for file in range(num_files):
         own = " " + text(rng, PROMPT[role] - SHARED[role])
         yield Step(f"{name}{file}", (*history, own), OUTPUT[role][file % len(OUTPUT[role])])
 
 
-def _excerpts(rng: random.Random, steps: Sequence[Step], num_tokens: int) -> list[str | Value]:
+def _excerpts(rng: random.Random, steps: Sequence[Step], num_tokens: int) -> list[Part]:
     """The beginnings of these outputs, and words that make up for what they are too short by."""
     each = num_tokens // len(steps)
     missing = num_tokens - sum(min(each, step.num_output) for step in steps)
-    padding = [" " + text(rng, missing)] if missing else []
+    padding: list[Part] = [" " + text(rng, missing)] if missing else []
     return [*padding, *(Value(step.name, each) for step in steps)]

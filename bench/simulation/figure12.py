@@ -113,7 +113,7 @@ def _beside_background(rate: float, num_documents: int, seed: int) -> Callable[[
         async def background() -> None:
             while True:
                 await asyncio.sleep(chat_rng.expovariate(rate))
-                application = request("background", text(chat_rng, 512), 50)
+                application = request("background", (text(chat_rng, 512),), 50)
                 chats.append(asyncio.create_task(world.run(application)))
 
         task = asyncio.create_task(background()) if rate else None

@@ -26,7 +26,7 @@ def chat(rng: random.Random) -> Application:
     """Prompts of up to 1,024 tokens, 2,048 with the answer."""
     num_prompt = min(max(round(rng.lognormvariate(5.3, 1.0)), 16), 1024)
     num_output = min(max(round(rng.lognormvariate(5.3, 0.7)), 16), 1024)
-    return request("chat", text(rng, num_prompt), num_output)
+    return request("chat", (text(rng, num_prompt),), num_output)
 
 
 def workload(num_chats: int, num_documents: int, seed: int) -> Callable[[World], Awaitable[None]]:

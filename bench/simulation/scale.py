@@ -11,7 +11,7 @@ from statistics import mean
 
 from parrot.manager.key_file import KeyFile, TenantLimits, render_key_file
 
-from .applications import Application, chain_summary, map_reduce, request, text
+from .applications import Application, Argument, chain_summary, map_reduce, request, text
 from .figure import Figure, Point
 from .world import Arm, World, simulate
 
@@ -88,11 +88,11 @@ def _application(rng: random.Random, templates: list[str]) -> Application:
     elif kind == "map-reduce":
         made = map_reduce(rng, 10, 474, 50)
     elif kind == "chat":
-        made = request(kind, text(rng, 300), 200)
+        made = request(kind, (text(rng, 300),), 200)
     else:
         template = _zipf(rng, NUM_TEMPLATES)
         tenant = template % NUM_TENANTS
-        made = request(kind, f"{templates[template]} {text(rng, 30)}", 200)
+        made = request(kind, (templates[template], Argument(" " + text(rng, 30))), 200)
     return Application(made.kind, made.steps, tenant=f"t{tenant}")
 
 

@@ -24,7 +24,7 @@ from parrot.simulation.engine import EngineSpec
 from parrot.simulation.loop import SimulatedLoop, run_simulated
 from parrot.tokenizer import Tokenizer
 
-from .applications import Application, Step, Value
+from .applications import Application, Argument, Part, Step, Value
 
 COSTS = Path(__file__).parents[1] / "costs"
 NETWORK_S = (0.2, 0.3)  # of one request and its answer
@@ -57,9 +57,11 @@ class Arm:
         cap = self.capacity_tokens or capacity_tokens
         return spec if cap is None else spec.capped(cap)
 
-    def manager(self, **fields: Any) -> ManagerConfig:
+    def manager(self, *, latency_capacity_tokens: int | None = None, **fields: Any) -> ManagerConfig:
         """The manager of this arm."""
         switches: dict[str, Any] = {name: False for name in self.off if name in _SWITCHES}
+        if latency_capacity_tokens is not None:
+            switches["latency_capacity_tokens"] = latency_capacity_tokens
         others: dict[str, Any] = {name: False for name in self.off if name not in _SWITCHES}
         fields = {"session_idle_s": SESSION_IDLE_S, **fields}
         return ManagerConfig(model="simulated", scheduler=SchedulerConfig(**switches), **others, **fields)
@@ -151,7 +153,7 @@ async def _step_by_step(world: World, application: Application, number: int) -> 
     }
 
     async def run_step(step: Step) -> api.GraphReply:
-        parts = [part if isinstance(part, str) else part.of(await outputs[part.step]) for part in step.prompt]
+        parts = [await _written(part, outputs) for part in step.prompt]
         await world.half_way()
         alone = Step(step.name, ("".join(parts),), step.num_output)
         graph, value = await _serve(world, application, [_call(alone, application)])
@@ -162,6 +164,12 @@ async def _step_by_step(world: World, application: Application, number: int) -> 
     graphs = await asyncio.gather(*map(run_step, application.steps))
     calls = [call for graph in graphs for call in graph.calls]
     return _done(number, application, (began_s, world.loop.time()), calls)
+
+
+async def _written(part: Part, outputs: dict[str, asyncio.Future[str]]) -> str:
+    if isinstance(part, Value):
+        return part.of(await outputs[part.step])
+    return part.text if isinstance(part, Argument) else part
 
 
 async def _serve(
@@ -185,18 +193,16 @@ def _call(step: Step, application: Application) -> dict[str, Any]:
     pieces: list[str] = []
     placeholders: list[dict[str, Any]] = []
     for number, part in enumerate(step.prompt):
-        if isinstance(part, Value):
-            pieces.append(f"{{{{input:i{number}}}}}")
-            placeholders.append(
-                {
-                    "name": f"i{number}",
-                    "kind": "input",
-                    "semantic_var_id": part.step,
-                    "transforms": part.transforms,
-                }
-            )
-        else:
+        if isinstance(part, str):
             pieces.append(part)
+            continue
+        pieces.append(f"{{{{input:i{number}}}}}")
+        hole: dict[str, Any] = {"name": f"i{number}", "kind": "input"}
+        if isinstance(part, Value):
+            hole |= {"semantic_var_id": part.step, "transforms": part.transforms}
+        else:
+            hole["value"] = part.text
+        placeholders.append(hole)
     sampling = {"max_tokens": step.num_output, "ignore_eos": True}
     placeholders.append({"name": "o", "kind": "output", "semantic_var_id": step.name, "sampling": sampling})
     return {
