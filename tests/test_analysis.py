@@ -439,6 +439,8 @@ def test_4096_calls_take_less_than_100_ms() -> None:
         submit(graph, *calls, variables=[join("j", *sources)], labels={"r": "LATENCY"})
         best = min(_time(graph) for _ in range(3))
         assert best < 0.1, f"{best * 1e3:.0f} ms"
+        graph.label("r", "DEADLINE", target_ms=1_000)
+        assert min(_time(graph) for _ in range(2)) < 0.2
 
 
 def _time(graph: Graph) -> float:

@@ -16,7 +16,7 @@ carried down by :mod:`parrot.manager.critical_path`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Set
 
 from .call import NO_TARGETS, Call, Targets
 from .cone import Cone, Node, Unit, labelled_nodes
@@ -48,10 +48,10 @@ def deduce(graph: Graph, *, now_us: int = 0, pace: Pace | None = None) -> list[C
     urgent = set() if path is None else path.urgent
     latency = {node for node, demand in labels.items() if demand.criteria not in _PATIENT or node in urgent}
     targets = _targets(labels, path)
-    cone = Cone(latency)
+    cone = _cone_of(latency, path)
     changed = _Levels(graph, cone, targets).classify()
     depths: dict[Call, int] = {}
-    for (call, _), depth in Cone(labels.keys() - latency).unit_depths():
+    for (call, _), depth in _cone_of(labels.keys() - latency, path).unit_depths():
         if call not in cone.calls:
             depths[call] = max(depth, depths.get(call, 0))
     for call, depth in depths.items():
@@ -64,6 +64,10 @@ def deduce(graph: Graph, *, now_us: int = 0, pace: Pace | None = None) -> list[C
         ):
             changed.append(call)
     return changed
+
+
+def _cone_of(labelled: Set[Node], path: CriticalPath | None) -> Cone:
+    return path.cone if path is not None and path.cone.labelled == labelled else Cone(labelled)
 
 
 def _targets(labels: Mapping[Node, Demand], path: CriticalPath | None) -> dict[Call, Targets]:

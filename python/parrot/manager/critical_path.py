@@ -22,11 +22,11 @@ MARGIN = 2  # a deadline is urgent once it is nearer than so many times the crit
 class CriticalPath:
     """``start_by_us``: of each unfinished unit, the latest start that keeps every target. ``urgent``: the
     labelled nodes whose deadline needs latency-bound calls from now on. ``review_us``: when the next one may
-    become urgent; None if none can."""
+    become urgent; None if none can. ``cone``: of the labels with a time."""
 
     def __init__(self, labels: Mapping[Node, Demand], *, pace: Pace, now_us: int) -> None:
         self._labels = {node: demand for node, demand in labels.items() if demand.has_time}
-        self._cone = Cone(self._labels)
+        self.cone = Cone(self._labels)
         self._pace = pace
         self._num_tokens: dict[Variable, float] = {}
         self._took_us: dict[Unit, tuple[float, float]] = {}
@@ -39,7 +39,7 @@ class CriticalPath:
     def _remaining(self) -> dict[Node, float]:
         """Microseconds of the critical path up to the end of each node."""
         remaining: dict[Node, float] = {}
-        for node in reversed(self._cone.readers_first):
+        for node in reversed(self.cone.readers_first):
             before = max((remaining[below] for below in dependencies(node)), default=0.0)
             if isinstance(node, Variable):
                 self._num_tokens[node] = self._tokens_of(node)
@@ -61,11 +61,11 @@ class CriticalPath:
 
     def _carry_down(self) -> None:
         end_by_us: dict[Node, int | None] = {}
-        for node in self._cone.readers_first:
+        for node in self.cone.readers_first:
             demand = self._labels.get(node)
             due_us = None if demand is None else demand.due_us
             due_us = earliest(
-                due_us, *(self._needed_by(reader, end_by_us) for reader in self._cone.readers[node])
+                due_us, *(self._needed_by(reader, end_by_us) for reader in self.cone.readers[node])
             )
             if isinstance(node, Variable):
                 first_us = None if demand is None or node.producer is not None else demand.first_token_by_us
