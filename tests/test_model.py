@@ -15,7 +15,7 @@ from paged_sequences import PagedRunner, PagedSequence
 from parrot import _core
 from parrot.config import Backend
 from parrot.engine import backends
-from parrot.engine.backends import choose_backend
+from parrot.engine.backends import choose_backend, choose_dtype
 from parrot.engine.batch import PagedKV, StepBatch
 from parrot.engine.model import DecoderModel
 from parrot.errors import ConfigError
@@ -234,6 +234,15 @@ def test_auto_is_native_where_the_kernels_can_compute() -> None:
         assert choose_backend("auto", dtype, device, head_dim) == "torch"
         with pytest.raises(ConfigError, match=f"cannot compute {dtype} with heads of {head_dim} on {device}"):
             choose_backend("native", dtype, device, head_dim)
+
+
+def test_auto_is_float32_on_a_cpu_and_a_half_on_a_gpu(tmp_path: Path) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    directory = write_tiny_model(tmp_path, dtype="bfloat16")
+    assert choose_dtype("auto", cpu, directory) == torch.float32
+    assert choose_dtype("auto", cuda, directory) == torch.bfloat16
+    assert choose_dtype("auto", cuda, write_tiny_model(tmp_path, dtype="float32")) == torch.float16
+    assert choose_dtype("bfloat16", cpu, directory) == torch.bfloat16
 
 
 def test_a_backend_that_lacks_something_says_what(monkeypatch: pytest.MonkeyPatch) -> None:

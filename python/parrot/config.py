@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from .errors import ConfigError
 
-DType = Literal["float32", "bfloat16", "float16"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
 Backend = Literal["auto", "native", "triton", "torch"]
 DEFAULT_MODEL = "smollm2"
 
@@ -36,7 +36,7 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     name: str = "engine-0"
     device: str = "cpu"
-    dtype: DType = "float32"
+    dtype: DType = "auto"  # float32 on a CPU; on a GPU what the model was written in, if it is a half
     dummy_weights: bool = False  # random ones: only the model's configuration and tokenizer are read
     backend: Backend = "auto"  # whose operations compute the model; auto: native on a CPU, torch elsewhere
     shared_prefix_attention: bool = True  # decodes read a common prefix once (native backend)
@@ -65,8 +65,9 @@ class EngineConfig:
         check_range("stall_after_s", self.stall_after_s, 0.1, 86400)
         if self.num_threads is not None:
             check_range("num_threads", self.num_threads, 1, 1024)
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise ConfigError(f"dtype = {self.dtype!r} is not float32, bfloat16 or float16", param="dtype")
+        if self.dtype not in get_args(DType):
+            known = ", ".join(get_args(DType))
+            raise ConfigError(f"dtype = {self.dtype!r} is none of {known}", param="dtype")
         if self.backend not in get_args(Backend):
             known = ", ".join(get_args(Backend))
             raise ConfigError(f"backend = {self.backend!r} is none of {known}", param="backend")

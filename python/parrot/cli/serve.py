@@ -82,7 +82,9 @@ ParentPipe = Annotated[
     bool, typer.Option("--parent-pipe", help="End when standard input ends, with whoever holds it.")
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Dtype = Annotated[
+    str, typer.Option(help="float32, bfloat16, float16; auto: float32 on a CPU, a half on a GPU.")
+]
 DummyWeights = Annotated[
     bool, typer.Option("--dummy-weights", help="Random weights: a directory without any will do; for timing.")
 ]
@@ -122,7 +124,7 @@ def serve(
     engines: Annotated[int, typer.Option(help="Engine processes to start and keep alive.")] = 1,
     engine_port: EnginePort = 0,
     device: Device = "cpu",
-    dtype: Dtype = "float32",
+    dtype: Dtype = "auto",
     dummy_weights: DummyWeights = False,
     backend: BackendName = "auto",
     shared_prefix_attention: SharedPrefixAttention = True,
@@ -236,7 +238,7 @@ def engine(
     name: Annotated[str, typer.Option(help="A name of its own for each engine of a manager.")] = "engine-0",
     model: Model = DEFAULT_MODEL,
     device: Device = "cpu",
-    dtype: Dtype = "float32",
+    dtype: Dtype = "auto",
     dummy_weights: DummyWeights = False,
     backend: BackendName = "auto",
     shared_prefix_attention: SharedPrefixAttention = True,

@@ -1,15 +1,17 @@
-"""Whose operations compute a model: the choice, and what each backend can do."""
+"""In which dtype and by whose operations a model is computed: the choice, and what each backend can do."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from .._core import cpu_isa
-from ..config import Backend
+from ..config import Backend, DType
 from ..errors import ConfigError
 from ..kernels.cpu_attention import CpuAttention
 
@@ -22,9 +24,22 @@ class _Limits:
     lacking: str = ""  # what must be installed or set first
 
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HALF = (torch.float16, torch.bfloat16)
 _MULTIPLES_OF_16 = frozenset(range(16, 513, 16))
 _POWERS_OF_2 = frozenset({16, 32, 64, 128, 256})
+
+
+def choose_dtype(requested: DType, device: torch.device, directory: Path) -> torch.dtype:
+    """What was asked for, or (``auto``) float32 on a CPU and on a GPU the half that config.json names, if it
+    names one, else float16."""
+    if requested != "auto":
+        return _DTYPES[requested]
+    if device.type == "cpu":
+        return torch.float32
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    written = config.get("dtype") or config.get("torch_dtype")
+    return torch.bfloat16 if written == "bfloat16" else torch.float16
 
 
 def choose_backend(backend: Backend, dtype: torch.dtype, device: torch.device, head_dim: int) -> Backend:

@@ -119,6 +119,7 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
     from .._core import set_cpu_threads
     from ..models import resolve_model
     from ..tokenizer.tokenizer import Tokenizer
+    from .backends import choose_dtype
     from .cost_model import calibrate
     from .engine import Engine
     from .memory import choose_num_blocks
@@ -129,8 +130,9 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
     num_threads = config.num_threads or num_physical_cores()
     torch.set_num_threads(num_threads)
     set_cpu_threads(num_threads)
-    device, dtype = _device(config.device), getattr(torch, config.dtype)
+    device = _device(config.device)
     directory = resolve_model(config.model, weights=not config.dummy_weights)
+    dtype = choose_dtype(config.dtype, device, directory)
     tokenizer = Tokenizer.load(directory)
     model = DecoderModel.load(
         directory,
@@ -155,7 +157,7 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
     log.info(
         "engine %s: %s in %s on %s, %d threads, %d blocks of %d tokens, step = %.0f us + %.1f us per sequence"
         " + %.1f us per prefill token + %.3f us per KV token, ready in %.1f s",
-        *(config.name, config.model, config.dtype, device, torch.get_num_threads()),
+        *(config.name, config.model, dtype, device, torch.get_num_threads()),
         *(num_blocks, config.block_size, cost_model.base_us, cost_model.per_sequence_us),
         *(cost_model.per_prefill_token_us, cost_model.per_kv_token_us, time.monotonic() - started),
     )
@@ -164,7 +166,7 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
         fingerprint=tokenizer.fingerprint,
         vocab_size=model.config.vocab_size,
         max_model_len=model.config.max_positions,
-        dtype=config.dtype,
+        dtype=str(dtype).removeprefix("torch."),
         device=str(device),
     )
     return engine, model_info, cost_model

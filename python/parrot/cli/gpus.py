@@ -1,0 +1,44 @@
+"""Which GPUs of this machine engines run on: ``--gpus all`` or ``--gpus 0,2``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from ..errors import ConfigError, SetupError
+
+
+def gpu_devices(selection: str) -> list[str]:
+    """``cuda:N`` for each GPU chosen, numbered as torch numbers them (``CUDA_VISIBLE_DEVICES`` counts).
+
+    Raises :class:`ConfigError` for a selection that is neither ``all`` nor distinct numbers of GPUs that are
+    here, :class:`SetupError` where there is none.
+    """
+    count = num_gpus()
+    if count == 0:
+        raise SetupError(
+            "--gpus: this machine has no GPU that is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES, or "
+            "take --engines for engines on the CPU",
+            param="gpus",
+        )
+    if selection == "all":
+        return [f"cuda:{number}" for number in range(count)]
+    numbers = selection.split(",")
+    if not all(number.isdecimal() for number in numbers) or len(set(numbers)) < len(numbers):
+        raise ConfigError(f"--gpus {selection!r} is neither 'all' nor numbers such as '0,2'", param="gpus")
+    for number in numbers:
+        if int(number) >= count:
+            raise ConfigError(f"--gpus {selection}: there is no GPU {number}, only {count}", param="gpus")
+    return [f"cuda:{int(number)}" for number in numbers]
+
+
+def num_gpus() -> int:
+    """GPUs that a CUDA program started from here sees, as far as the driver's tools tell."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    command = shutil.which("nvidia-smi")
+    if command is None or visible == "":
+        return 0
+    done = subprocess.run([command, "--list-gpus"], capture_output=True, text=True, check=False, timeout=60)
+    count = sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done.returncode == 0 else 0
+    return count if visible is None else min(count, len(visible.split(",")))

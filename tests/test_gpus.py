@@ -1,0 +1,62 @@
+"""Choosing GPUs, with a stand-in for the driver's tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parrot.cli.gpus import gpu_devices, num_gpus
+from parrot.errors import ConfigError, SetupError
+
+
+@pytest.fixture
+def three_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with three GPUs, by what nvidia-smi says."""
+    tool = tmp_path / "nvidia-smi"
+    lines = "\n".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i})'" for i in range(3))
+    tool.write_text(f"#!/bin/sh\n{lines}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tool
+
+
+@pytest.mark.usefixtures("three_gpus")
+def test_all_of_them_or_those_named() -> None:
+    assert gpu_devices("all") == ["cuda:0", "cuda:1", "cuda:2"]
+    assert gpu_devices("2,0") == ["cuda:2", "cuda:0"]
+
+
+@pytest.mark.usefixtures("three_gpus")
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        ("3", "no GPU 3, only 3"),
+        ("0,0", "neither 'all' nor"),
+        ("", "neither 'all' nor"),
+        ("0,", "neither 'all' nor"),
+        ("-1", "neither 'all' nor"),
+        ("cuda:0", "neither 'all' nor"),
+    ],
+)
+def test_another_selection_is_refused(selection: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        gpu_devices(selection)
+
+
+@pytest.mark.usefixtures("three_gpus")
+@pytest.mark.parametrize(("visible", "count"), [("0,1", 2), ("GPU-1", 1), ("0,1,2,3", 3), ("", 0)])
+def test_those_that_cuda_may_not_see_do_not_count(
+    visible: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert num_gpus() == count
+
+
+def test_a_machine_without_any_says_so(three_gpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    three_gpus.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    with pytest.raises(SetupError, match="no GPU"):
+        gpu_devices("all")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert num_gpus() == 0
