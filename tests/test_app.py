@@ -228,6 +228,21 @@ def test_a_get_polls_waits_and_wakes(tiny_model: Path) -> None:
         ),
         ("/v1/get", {"session_id": NOBODY, "semantic_var_id": "v", "timeout_ms": -1}, "timeout_ms"),
         ("/v1/get", {"session_id": NOBODY, "semantic_var_id": "v", "criteria": "FAST"}, "criteria"),
+        ("/v1/get", {"session_id": NOBODY, "semantic_var_id": "v", "criteria": "TTFT"}, "target_ms"),
+        ("/v1/get", {"session_id": NOBODY, "semantic_var_id": "v", "target_ms": 5}, "target_ms"),
+        (
+            "/v1/submit",
+            {
+                "session_id": NOBODY,
+                "labels": [{"semantic_var_id": "v", "criteria": "DEADLINE", "target_ms": -1}],
+            },
+            "labels.0.target_ms",
+        ),
+        (
+            "/v1/submit",
+            {"session_id": NOBODY, "calls": [{"prompt": "a", "objective": "TPOT"}]},
+            "calls.0.target_ms",
+        ),
         ("/v1/completions", {"model": "m", "prompt": "a", "stop": ["b"] * 20}, "stop"),
         (
             "/v1/chat/completions",
@@ -380,6 +395,18 @@ def test_ready_follows_the_engines(tiny_model: Path) -> None:
         await until(lambda: not manager.registry.alive)
         error = check_error(await client.get("/ready"), 503, "unavailable")
         assert "engine-0" in error["message"]
+
+    run(tiny_model, scenario)
+
+
+def test_a_get_whose_deadline_passes_is_504(tiny_model: Path) -> None:
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        session = await new_session(client)
+        await client.post("/v1/submit", json={"session_id": session, "calls": [call_body()]})
+        body = {"session_id": session, "semantic_var_id": "y", "criteria": "DEADLINE", "target_ms": 30.0}
+        check_error(await client.post("/v1/get", json=body), 504, "deadline_exceeded")
+        graph = (await client.get(f"/v1/session/{session}/graph")).json()
+        assert graph["calls"][0]["state"] == "cancelled"
 
     run(tiny_model, scenario)
 

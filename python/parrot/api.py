@@ -34,12 +34,13 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _check_target(criteria: Criteria | None, target_ms: float | None) -> None:
+def _check_target(criteria: Criteria | None, target_ms: float | None) -> float | None:
     has_target = criteria in ("TTFT", "TPOT", "DEADLINE")
     if has_target and target_ms is None:
-        raise ValueError(f"{criteria} needs target_ms")
+        raise ValueError(f"{criteria} needs one")
     if target_ms is not None and not has_target:
-        raise ValueError(f"target_ms goes with TTFT, TPOT or DEADLINE, not with {criteria}")
+        raise ValueError(f"it goes with TTFT, TPOT or DEADLINE, not with {criteria}")
+    return target_ms
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -243,12 +244,12 @@ class CallBody(Body):
     messages: tuple[MessageBody, ...] | None = Field(default=None, min_length=1, max_length=4096)
     placeholders: tuple[PlaceholderBody, ...] = Field(default=(), max_length=4096)
     objective: Criteria | None = None
-    target_ms: TargetMs | None = None
+    target_ms: TargetMs | None = Field(default=None, validate_default=True)
 
-    @model_validator(mode="after")
-    def _target(self) -> CallBody:
-        _check_target(self.objective, self.target_ms)
-        return self
+    @field_validator("target_ms")
+    @classmethod
+    def _goes_with_criteria(cls, value: float | None, info: ValidationInfo) -> float | None:
+        return _check_target(info.data.get("objective"), value)
 
     @model_validator(mode="after")
     def _one_prompt(self) -> CallBody:
@@ -264,12 +265,12 @@ class LabelBody(Body):
 
     semantic_var_id: VarId
     criteria: Criteria
-    target_ms: TargetMs | None = None
+    target_ms: TargetMs | None = Field(default=None, validate_default=True)
 
-    @model_validator(mode="after")
-    def _target(self) -> LabelBody:
-        _check_target(self.criteria, self.target_ms)
-        return self
+    @field_validator("target_ms")
+    @classmethod
+    def _goes_with_criteria(cls, value: float | None, info: ValidationInfo) -> float | None:
+        return _check_target(info.data.get("criteria"), value)
 
 
 class SubmitBody(Body):
@@ -319,13 +320,13 @@ class GetBody(Body):
     session_id: SessionId
     semantic_var_id: VarId
     criteria: Criteria | None = None
-    target_ms: TargetMs | None = None
+    target_ms: TargetMs | None = Field(default=None, validate_default=True)
     timeout_ms: int | None = Field(default=None, ge=0, le=86_400_000)
 
-    @model_validator(mode="after")
-    def _target(self) -> GetBody:
-        _check_target(self.criteria, self.target_ms)
-        return self
+    @field_validator("target_ms")
+    @classmethod
+    def _goes_with_criteria(cls, value: float | None, info: ValidationInfo) -> float | None:
+        return _check_target(info.data.get("criteria"), value)
 
 
 class IdLogprob(Body):

@@ -251,18 +251,20 @@ class Session:
         clock = asyncio.get_running_loop().time
         deadline = math.inf if timeout is None else clock() + timeout
         await self._until_sent(variable)
+        label = perf
         while True:
             wait_s = min(_CROWDED_POLL_S if self._client.crowded else _POLL_S, max(0.0, deadline - clock()))
             body = GetBody(
                 session_id=self.id,
                 semantic_var_id=variable.id,
-                criteria=None if perf is None else perf.criteria,
-                target_ms=None if perf is None else perf.target_ms,
+                criteria=None if label is None else label.criteria,
+                target_ms=None if label is None else label.target_ms,
                 timeout_ms=math.ceil(wait_s * 1000),
             )
             reply = await self._client.post("/v1/get", body, GetReply, wait_s=wait_s, repeatable=True)
             if reply.status == "ready":
                 return reply
+            label = None  # it is known there; a target must not move with every answer
             if clock() >= deadline:
                 raise TimeoutError
 
