@@ -28,6 +28,17 @@ def is_loopback(name: str, host: str) -> bool:
         raise ConfigError(f"{name} = {host!r} is not an IP address or 'localhost'", param=name) from None
 
 
+def _stays_here(address: str) -> bool:
+    """Whether a ZeroMQ address is one of this machine, or none yet."""
+    scheme, _, rest = address.partition("://")
+    if scheme != "tcp":
+        return True
+    try:
+        return is_loopback("address", rest.rpartition(":")[0].strip("[]"))
+    except ConfigError:  # a name, which may be anybody's
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One engine process. ``max_batch_tokens`` is the token budget of one step (prefill plus decode)."""
@@ -52,6 +63,7 @@ class EngineConfig:
     write_cost: Path | None = None  # where the cost model is stored once it is known
     drain_grace_s: float = 20.0  # what running calls have to finish after SIGTERM
     stall_after_s: float = 30.0  # calls without a step for so long are reported
+    curve_keys: Path | None = None  # a directory of parrot.curve, with which it joins a manager elsewhere
 
     def __post_init__(self) -> None:
         check_range("block_size", self.block_size, 16, 16)
@@ -71,6 +83,12 @@ class EngineConfig:
         if self.backend not in get_args(Backend):
             known = ", ".join(get_args(Backend))
             raise ConfigError(f"backend = {self.backend!r} is none of {known}", param="backend")
+        if self.curve_keys is None and not _stays_here(self.manager_address):
+            raise ConfigError(
+                f"manager_address = {self.manager_address!r} is on another machine, and calls would travel "
+                "in the clear; join with --curve-keys DIR, a directory of `parrot key curve DIR`",
+                param="manager_address",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +140,7 @@ class ManagerConfig:
     ready_file: Path | None = None
     api_keys: Path | None = None  # the file of keys that requests need; None: nobody needs one
     published_templates: Path | None = None  # JSON; what they begin with is cached for all tenants together
+    curve_keys: Path | None = None  # a directory of parrot.curve: engines join with keys, encrypted
     unprotected: bool = False  # other machines may reach an API that asks nobody for a key
     journal: Path | None = None  # keeps sessions, values and unfinished calls over the manager's own death
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -148,9 +167,10 @@ class ManagerConfig:
                 "to 127.0.0.1 (--unprotected serves whoever can reach the port)",
                 param="host",
             )
-        if not is_loopback("engine_host", self.engine_host):
+        if not is_loopback("engine_host", self.engine_host) and self.curve_keys is None:
             raise ConfigError(
-                f"engine_host = {self.engine_host!r} is reachable from other machines, and engines join "
-                "without a key; bind it to 127.0.0.1 and let engines of other machines come by a tunnel",
+                f"engine_host = {self.engine_host!r} is reachable from other machines, and nothing tells "
+                "engines from strangers; make keys with `parrot key curve DIR` and serve with --curve-keys "
+                "DIR, or bind to 127.0.0.1",
                 param="engine_host",
             )

@@ -34,7 +34,8 @@ def parrot_key(*arguments: str | Path) -> str:
 
 
 class Keyed:
-    """A service with the keys of its operator and of the tenants a, b (weight 3) and c (few calls)."""
+    """A service with the keys of its operator and of the tenants a, b (weight 3) and c (few calls). Its
+    engine joins with keys too, at a port that other machines reach."""
 
     def __init__(self, running: ServiceProcess, file: Path, keys: dict[str, str]) -> None:
         self.running, self.file, self.keys, self.url = running, file, keys, running.url
@@ -63,7 +64,10 @@ def keyed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "c": parrot_key("new", "c", "--file", file, "--max-concurrent-calls", "2"),
         "operator": parrot_key("operator", "--file", file),
     }
-    with service(tiny_model, directory, "--api-keys", str(file)) as running:
+    parrot_key("curve", directory / "curve")
+    options = ["--engine-host", "0.0.0.0", "--curve-keys", str(directory / "curve")]
+    with service(tiny_model, directory, "--api-keys", str(file), *options) as running:
+        assert running.engine_address.startswith("tcp://0.0.0.0:")
         yield Keyed(running, file, keys)
         log = running.log_file.read_text()
         assert not any(key in log for key in keys.values())

@@ -85,6 +85,20 @@ def revoke(key_id: Annotated[str, typer.Argument(help="As `parrot key list` show
     typer.echo(f"key {entry.key_id} of {entry.owner} is revoked")
 
 
+@app.command()
+def curve(
+    directory: Annotated[Path, typer.Argument(help="Where the keys are, as --curve-keys names it.")],
+    engine: Annotated[str, typer.Option(help="A name for the key; one may serve many.")] = "engine",
+) -> None:
+    """Make keys with which engines of other machines join: the manager's, unless there are, and an engine's.
+
+    The engine's machine needs manager.key, and the engine's key_secret as engine.key_secret."""
+    from ..curve import make_curve_keys
+
+    for path in make_curve_keys(directory, engine):
+        typer.echo(path)
+
+
 def _given(
     weight: float | None,
     requests_per_minute: int | None,

@@ -60,6 +60,13 @@ PublishedTemplates = Annotated[
 Unprotected = Annotated[
     bool, typer.Option("--unprotected", help="Serve other machines without keys: whoever can reach the port.")
 ]
+EngineHost = Annotated[
+    str, typer.Option(help="Address that engines join at; other than 127.0.0.1 with --curve-keys only.")
+]
+CurveKeys = Annotated[
+    Path | None,
+    typer.Option("--curve-keys", metavar="DIR", help="Keys of `parrot key curve`: engines join with them."),
+]
 JournalFile = Annotated[
     Path | None,
     typer.Option(
@@ -123,6 +130,8 @@ def serve(
     port: Port = 8642,
     engines: Annotated[int, typer.Option(help="Engine processes to start and keep alive.")] = 1,
     engine_port: EnginePort = 0,
+    engine_host: EngineHost = "127.0.0.1",
+    curve_keys: CurveKeys = None,
     device: Device = "cpu",
     dtype: Dtype = "auto",
     dummy_weights: DummyWeights = False,
@@ -157,6 +166,8 @@ def serve(
         host=host,
         port=port,
         engine_port=engine_port,
+        engine_host=engine_host,
+        curve_keys=curve_keys,
         session_idle_s=session_idle_s,
         max_queued_calls=max_queued_calls,
         api_keys=api_keys,
@@ -171,6 +182,7 @@ def serve(
     engine_configs = [
         EngineConfig(
             manager_address="",
+            curve_keys=curve_keys,
             model=model,
             name=f"engine-{index}",
             device=device,
@@ -196,6 +208,8 @@ def manager(
     host: Host = "127.0.0.1",
     port: Port = 8642,
     engine_port: EnginePort = 8643,
+    engine_host: EngineHost = "127.0.0.1",
+    curve_keys: CurveKeys = None,
     session_idle_s: SessionIdle = 600.0,
     max_queued_calls: MaxQueuedCalls = 100_000,
     off: Off = None,
@@ -219,6 +233,8 @@ def manager(
         host=host,
         port=port,
         engine_port=engine_port,
+        engine_host=engine_host,
+        curve_keys=curve_keys,
         session_idle_s=session_idle_s,
         max_queued_calls=max_queued_calls,
         api_keys=api_keys,
@@ -255,6 +271,7 @@ def engine(
     simulate: Simulate = None,
     drain_grace_s: DrainGrace = 20.0,
     stall_after_s: StallAfter = 30.0,
+    curve_keys: CurveKeys = None,
     write_cost: Annotated[
         Path | None,
         typer.Option("--write-cost", metavar="FILE", help="Store what the engine measures at its start."),
@@ -281,6 +298,7 @@ def engine(
         drain_grace_s=drain_grace_s,
         stall_after_s=stall_after_s,
         write_cost=write_cost,
+        curve_keys=curve_keys,
     )
     from ..engine.server import run_engine
 

@@ -20,6 +20,7 @@ import msgspec
 import zmq
 
 from .. import wire
+from ..curve import EngineKeys
 from ..errors import ConfigError
 from .stats import now_us
 
@@ -79,6 +80,7 @@ class LinkConfig:
     parent_pid: int | None = None
     drain_grace_s: float = 20.0
     stall_after_s: float = 30.0
+    curve: EngineKeys | None = None  # None: in the clear, as on one machine
 
 
 class Link:
@@ -161,6 +163,11 @@ class Link:
         socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
         # No limit: an engine whose manager is away ends after the timeout, which bounds the queue.
         socket.set_hwm(0)
+        curve = self._config.curve
+        if curve is not None:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, curve.manager)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, curve.own.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, curve.own.secret)
         try:
             socket.connect(self._config.address)
         except zmq.ZMQError as error:

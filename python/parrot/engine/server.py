@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from .. import wire
 from ..config import EngineConfig
+from ..curve import load_engine_keys
 from ..errors import ConfigError, DuplicateRequest, SetupError
 from .link import EXIT_MANAGER_SILENT, Drain, Link, LinkConfig, ManagerChanged, Stop
 from .process import num_physical_cores, set_passive_waits, signal_on_parent_death
@@ -38,6 +39,7 @@ def run_engine(config: EngineConfig, *, link_type: type[Link] = Link) -> None:
     if parent_pid is not None:
         signal_on_parent_death(parent_pid, lambda: sys.exit(EXIT_MANAGER_SILENT))
     set_passive_waits()
+    curve = None if config.curve_keys is None else load_engine_keys(config.curve_keys)
     engine, register = load_engine(config)
     link = link_type(
         LinkConfig(
@@ -47,6 +49,7 @@ def run_engine(config: EngineConfig, *, link_type: type[Link] = Link) -> None:
             parent_pid,
             config.drain_grace_s,
             config.stall_after_s,
+            curve,
         ),
         register,
         engine.stats(),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Protocol, cast
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
+from ..curve import AdmittedEngines, KeyPair, load_manager_keys
 from ..errors import PortInUse
 
 _MAX_FRAME_BYTES = 256 * 2**20
@@ -30,15 +33,20 @@ class EngineSocket(Protocol):
 
 
 class RouterSocket:
-    """A bound ROUTER. Must be made inside a running loop; raises :class:`PortInUse`."""
+    """A bound ROUTER. Must be made inside a running loop; raises :class:`PortInUse`, and :class:`ConfigError`
+    for ``curve_keys``, a directory of :mod:`parrot.curve`, that cannot be used."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, curve_keys: Path | None = None) -> None:
+        pair = None if curve_keys is None else load_manager_keys(curve_keys)
         self._loop = asyncio.get_running_loop()
         self._arrival: asyncio.Future[None] | None = None  # what receive() waits for
         self._look_is_due = False
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._configure()
+        self._authenticator: ThreadAuthenticator | None = None
+        if pair is not None and curve_keys is not None:
+            self._authenticator = self._admit(pair, AdmittedEngines(curve_keys))
         host = "127.0.0.1" if host == "localhost" else host
         if ":" in host:
             self._socket.setsockopt(zmq.IPV6, 1)
@@ -47,7 +55,7 @@ class RouterSocket:
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
+            self._destroy()
             raise PortInUse(
                 f"cannot listen for engines on {address}: {error}; choose another engine_port, or 0",
                 param="engine_port",
@@ -63,6 +71,16 @@ class RouterSocket:
         # Bounded by what the scheduler admits; a full queue would lose a call.
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+
+    def _admit(self, pair: KeyPair, engines: AdmittedEngines) -> ThreadAuthenticator:
+        """Encrypt, and ask who connects; before the socket is bound, so that nobody slips in."""
+        authenticator = ThreadAuthenticator(self._context)
+        authenticator.start()
+        authenticator.configure_curve_callback("*", engines)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
+        return authenticator
 
     @property
     def address(self) -> str:
@@ -102,4 +120,9 @@ class RouterSocket:
     def close(self) -> None:
         """See :class:`EngineSocket`."""
         self._loop.remove_reader(self._descriptor)
+        self._destroy()
+
+    def _destroy(self) -> None:
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self._context.destroy(linger=0)

@@ -48,7 +48,9 @@ class EngineRegistry:
         self._tasks: list[asyncio.Task[None]] = []
         self.num_dropped_frames = 0
         self.num_lost_frames = 0  # how often frames were found missing, of either side
-        self._socket: EngineSocket = socket or RouterSocket(config.engine_host, config.engine_port)
+        self._socket: EngineSocket = socket or RouterSocket(
+            config.engine_host, config.engine_port, config.curve_keys
+        )
         self.address = self._socket.address
 
     def start(self, events: EngineEvents) -> None:

@@ -41,6 +41,7 @@ def engine_argv(config: EngineConfig) -> list[str]:
         ("--drain-grace-s", config.drain_grace_s),
         ("--stall-after-s", config.stall_after_s),
         ("--simulate", config.simulate),
+        ("--curve-keys", config.curve_keys),
     ]
     argv = [sys.executable, "-m", "parrot.cli.main", "engine"]
     for flag, value in options:
