@@ -122,6 +122,12 @@ def graph_eviction() -> Scenario:
     )
 
 
+def early_fill() -> Scenario:
+    """A call's prompt is computed on the idle engine while it waits for its input, and draws it there."""
+    calls = [call(text(600, 30), "slow", max_tokens=200), call(text(0, 400), "last", ["slow"])]
+    return Scenario([Submit(0, calls)], [engine()] * 2, lambda p: not together(p, "slow", "last"))
+
+
 SCENARIOS: dict[str, Callable[[], Scenario]] = {
     make.__name__: make
     for make in (
@@ -132,6 +138,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
         tenant_shares,
         aging,
         graph_eviction,
+        early_fill,
     )
 }
 
