@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from graph_builder import make_graph, prompt_call, submit
+from graph_builder import make_graph, prompt_call, read, submit
 from manager_harness import running_manager, until, zero_stats
 from parrot import wire
 from parrot.config import ManagerConfig, SchedulerConfig
@@ -300,5 +300,25 @@ def test_a_real_engine_says_what_it_has(tiny_model: Path) -> None:
                 assert known.frames.is_complete
                 assert knowledge.ledger.of_engine(known.engine_id) == before
                 assert len(before) == len(engine._cached.snapshot().context_ids)
+
+    asyncio.run(scenario())
+
+
+def test_a_second_long_constant_is_known_and_all_of_it_is_expected_to_be_there(tiny_model: Path) -> None:
+    constant = " ".join(f"rule {number} says so." for number in range(4000))
+
+    async def scenario() -> None:
+        async with running_manager(tiny_model) as manager:
+            engine = await manager.add_engine(max_model_len=2**18, num_tokens=2**20)
+            dispatcher = manager.executor.dispatcher
+            prompt = constant + " {{input:value}} {{output:x}}"
+            await manager.get(manager.submit(prompt_call("F", prompt, read("value", value="one"))), "x")
+            engine.held = True
+            manager.submit(prompt_call("F", prompt, read("value", value="another")))
+            assert not dispatcher._encoding, "no thread is needed for what is known"
+            (run,) = dispatcher._runs.values()
+            assert len(run.prompt.first) > 30_000
+            (decided,) = manager.executor.scheduler._scheduler.explain(run.run_id)
+            assert decided.prefix_len >= 0.99 * len(run.prompt.first)
 
     asyncio.run(scenario())

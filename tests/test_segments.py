@@ -361,3 +361,17 @@ def test_smollm2_encodes_a_long_constant_once(smollm2_dir: Path) -> None:
     assert len(prompt.token_ids) > 25_000
     assert first.boundaries[-1] >= 0.99 * len(first.token_ids)
     assert min(durations) < 0.002
+
+
+def test_only_text_that_no_other_prompt_had_is_new(tiny_model: Path) -> None:
+    encoder = PromptEncoder(Tokenizer.load(tiny_model))
+    first = [Piece("<|im_start|>system\n", control=True), Piece("a constant of some length"), Piece(" one")]
+    second = [*first[:2], Piece(" another")]
+    total = sum(len(piece.text) for piece in first)
+    assert encoder.num_new_chars(first) == total
+    encoder.encode(first)
+    assert encoder.num_new_chars(first) == 0
+    assert encoder.num_new_chars(second) == len(" another")
+    assert encoder.num_new_chars(first, domain=7) == total
+    assert encoder.num_new_chars(first, continues=True) == total
+    assert encoder.num_new_chars(first, domain=7, num_public=2) == len(" one")

@@ -280,13 +280,17 @@ class Dispatcher:
     def _encode_steps(self, call: Call, prompt: CallPrompt, missing: Sequence[Step], limits: Limits) -> bool:
         """Encode now and return True, or start a thread that puts the call into the queue again."""
         pieces = self._builder.step_pieces(call, missing)
+        first_step = len(prompt.fills)
         size = num_chars(pieces)
         self._builder.refuse_hopeless(size, limits)
+        # A long constant that other prompts had is known; a thread would only delay it.
+        if size > THREAD_CHARS:
+            size = self._builder.num_new_chars(pieces, first_step=first_step, domain=call.domain)
         if size > THREAD_CHARS:
             task = asyncio.create_task(self._encode_in_thread(call, prompt, pieces))
             self._encoding[call] = task
             return False
-        prompt.fills += self._builder.encode(pieces, first_step=len(prompt.fills), domain=call.domain)
+        prompt.fills += self._builder.encode(pieces, first_step=first_step, domain=call.domain)
         return True
 
     async def _encode_in_thread(self, call: Call, prompt: CallPrompt, pieces: list[list[Piece]]) -> None:

@@ -179,10 +179,11 @@ class EarlyFills:
             known.calls[call] = None
             return
         pieces = self.prompts.prefix_pieces(call, num_parts)
-        size = num_chars([pieces])
-        if size < MIN_TOKENS or not any(self._room(engine) > 1 for engine in self.knowledge.registry.alive):
+        if num_chars([pieces]) < MIN_TOKENS or not any(
+            self._room(engine) > 1 for engine in self.knowledge.registry.alive
+        ):
             return
-        if size > THREAD_CHARS:
+        if self.prompts.num_new_chars([pieces], first_step=0, domain=call.domain) > THREAD_CHARS:
             self._encoding[call] = asyncio.create_task(self._encode_in_thread(call, key, pieces))
         else:
             self._start(call, key, self.prompts.encode([pieces], first_step=0, domain=call.domain)[0])

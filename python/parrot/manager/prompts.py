@@ -139,14 +139,31 @@ class PromptBuilder:
             for offset, step in enumerate(pieces)
         ]
 
+    def num_new_chars(self, pieces: Sequence[Sequence[Piece]], *, first_step: int, domain: int) -> int:
+        """At most so many characters of these steps are not remembered from other prompts."""
+        total = 0
+        for offset, step in enumerate(pieces):
+            is_first = first_step + offset == 0
+            owned, num_public = self._by_owner(step) if is_first else (step, 0)
+            total += self._encoder.num_new_chars(
+                owned, continues=not is_first, domain=domain, num_public=num_public
+            )
+        return total
+
     def _encode_first(self, pieces: Sequence[Piece], domain: int) -> EncodedPrompt:
+        owned, num_public = self._by_owner(pieces)
+        fill = self._encoder.encode(owned, domain=domain, num_public=num_public)
+        if len(owned) == len(pieces):
+            return fill
+        # One end for each piece as it was.
+        return replace(fill, piece_ends=np.delete(fill.piece_ends, num_public - 1))
+
+    def _by_owner(self, pieces: Sequence[Piece]) -> tuple[Sequence[Piece], int]:
+        """The pieces, the one that is published text in part as two, and how many of them are public."""
         public = self._public.find(pieces)
         if public.num_chars == 0:
-            return self._encoder.encode(pieces, domain=domain, num_public=public.num_pieces)
-        num_public = public.num_pieces + 1
-        fill = self._encoder.encode(split_at(pieces, public), domain=domain, num_public=num_public)
-        # One end for each piece as it was.
-        return replace(fill, piece_ends=np.delete(fill.piece_ends, public.num_pieces))
+            return pieces, public.num_pieces
+        return split_at(pieces, public), public.num_pieces + 1
 
     def from_ids(self, token_ids: Sequence[int]) -> EncodedPrompt:
         """A prompt that is ids already. Raises :class:`InvalidRequest` for one outside the vocabulary."""

@@ -277,6 +277,8 @@ class Service:
         num_chars = sum(len(piece.text) for piece in pieces)
         if limits is not None:
             builder.refuse_hopeless(num_chars, limits)
+        if num_chars > _THREAD_CHARS:  # unless most of it is known from other prompts
+            num_chars = builder.num_new_chars([pieces], first_step=0, domain=domain)
         if num_chars > _THREAD_CHARS:
             return (await asyncio.to_thread(builder.encode, [pieces], first_step=0, domain=domain))[0]
         return builder.encode([pieces], first_step=0, domain=domain)[0]

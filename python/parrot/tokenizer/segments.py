@@ -132,6 +132,26 @@ class PromptEncoder:
         parts.append(self._last_ids(domain, state))
         return self._finish(np.concatenate(parts), ends, continues, merged, num_public)
 
+    def num_new_chars(
+        self,
+        pieces: Sequence[Piece],
+        *,
+        continues: bool = False,
+        domain: int = PUBLIC_DOMAIN,
+        num_public: int = 0,
+    ) -> int:
+        """At most so many characters of a prompt (see :meth:`encode`) are not remembered."""
+        state = _State(_Place.IN_RUN if continues else _Place.PROMPT_START)
+        num_left = sum(len(piece.text) for piece in pieces)
+        for owner, owned in _by_owner(pieces, domain, num_public):
+            for piece in _merge_control(owned):
+                step = self._steps.get((owner, state, piece.text, piece.control))
+                if step is None:
+                    return num_left
+                state = step.state
+                num_left -= len(piece.text)
+        return 0
+
     def settled_length(self, text: str) -> int:
         """How much of a control text, from its beginning, no text behind it can turn into control tokens."""
         while held_back := self._possible_control(text):
