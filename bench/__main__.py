@@ -36,6 +36,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
         "missed tokens of graph-aware eviction, LRU and the optimum, on a multi-agent trace",
     ),
     "chaos": ("chaos", "killed, hung and cut off processes under many clients; --minutes 20 --seed N"),
+    "journal": ("journal", "a manager with a journal beside one without, and recovery after SIGKILL"),
     "context-tree": ("context_tree", "extend, fork, match, block tables and eviction of the KV cache"),
     "sim": ("sim", "figures of the paper on simulated engines, and thousands of them; --only 19 17 ..."),
 }

@@ -141,6 +141,12 @@ def test_with_a_journal_a_restarted_service_goes_on(tiny_model: Path, tmp_path: 
         body = {"session_id": NOBODY, "semantic_var_id": "set", "value": "by hand"}
         assert (await client.post("/v1/set", json=body)).status_code == 204
         assert (await client.post("/v1/get", json=get("y"))).json()["value"] == "first"
+        pending = asyncio.create_task(client.post("/v1/get", json=get("z")))
+        await until(lambda: len(engine.dispatches) == 2)
+        manager.service.close()  # as SIGTERM does once the grace time is over
+        check_error(await pending, 503, "stopping")
+        check_error(await client.post("/v1/get", json=get("z")), 503, "stopping")
+        check_error(await client.post("/v1/session"), 503, "stopping")
 
     async def after(manager: Manager, client: httpx.AsyncClient) -> None:
         assert (await client.post("/v1/submit", json=submit)).json() == replies[0]

@@ -16,7 +16,15 @@ import pytest
 import parrot as P
 from frontend_stub import StubService, stub_connection
 from parrot.api import GetBody, GetReply
-from parrot.errors import InvalidRequest, Overloaded, ParrotError, ServiceUnreachable, UpstreamFailed
+from parrot.errors import (
+    InvalidRequest,
+    Overloaded,
+    ParrotError,
+    ServiceStopping,
+    ServiceUnreachable,
+    Unavailable,
+    UpstreamFailed,
+)
 from parrot.frontend import client as client_module
 from parrot.frontend.client import Client, is_local
 
@@ -168,6 +176,8 @@ class Restarting(httpx.AsyncBaseTransport):
     """In front of a stub: the service dies at chosen requests, before or after they are handled, and stays
     away for a number of attempts."""
 
+    error: type[ParrotError] | None = None  # what it says while it is away; None: nothing
+
     def __init__(self, stub: StubService, *, durable: bool = True) -> None:
         self.stub = stub
         self.stub.durable = durable
@@ -177,6 +187,9 @@ class Restarting(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if self.num_refusals > 0:
             self.num_refusals -= 1
+            if self.error is not None:
+                detail = {"code": self.error.code, "message": "m", "type": self.error.__name__, "causes": []}
+                return httpx.Response(self.error.http_status, json={"error": detail})
             raise httpx.ConnectError("refused")
         await request.aread()
         reply = await self.stub.handle(request)
@@ -207,6 +220,19 @@ def test_a_durable_service_may_go_away_and_come_back() -> None:
     assert len(ids) == 4
     assert ids[1] == ids[2]
     assert len(set(ids)) == 3
+
+
+def test_a_durable_service_that_is_shut_down_in_order_is_waited_for_too() -> None:
+    transport = Restarting(StubService())
+    transport.error = ServiceStopping
+    with P.connect("http://stub.test", transport=transport):
+        assert ask("x").get() == "ask.output"
+        transport.num_refusals = 3
+        assert ask("y").get() == "ask.output"
+        transport.error = Unavailable  # no word of a journal
+        transport.num_refusals = 1
+        with pytest.raises(Unavailable):
+            ask("z").get()
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,12 @@ class JournalUnavailable(Unavailable):
     code = "journal_unavailable"
 
 
+class ServiceStopping(Unavailable):
+    """The service is shutting down, and its journal has what it was told: started again, it goes on."""
+
+    code = "stopping"
+
+
 # --- set-up and client side --------------------------------------------------------------------------------
 
 

@@ -18,7 +18,14 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from ..api import ErrorDetail, ErrorReply
-from ..errors import ErrorInfo, InvalidRequest, ParrotError, ServiceUnreachable, error_from_info
+from ..errors import (
+    ErrorInfo,
+    InvalidRequest,
+    ParrotError,
+    ServiceStopping,
+    ServiceUnreachable,
+    error_from_info,
+)
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -95,7 +102,7 @@ class Client:
         while True:
             try:
                 return await self._request(method, path, body, wait_s)
-            except ServiceUnreachable:
+            except (ServiceUnreachable, ServiceStopping):
                 deadline = min(deadline, clock() + self._patience_s)
                 if clock() + pause_s > deadline:
                     raise

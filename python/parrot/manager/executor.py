@@ -58,6 +58,7 @@ class Executor:
         self.prompts = PromptBuilder(tokenizer, PublishedTemplates.load(config.published_templates))
         self.history = History()
         self.refusal: str | None = None  # why no work is taken any more
+        self.refusal_type: type[Unavailable] = Unavailable
         self._no_engine: str | None = None  # why none will come
         self._tokenizer = tokenizer
         self._registry = registry
@@ -181,7 +182,7 @@ class Executor:
         """Raise :class:`Unavailable` or :class:`Overloaded` if so many calls cannot be taken now, of which
         ``num_ready`` will wait for an engine at once."""
         if self.refusal is not None:
-            raise Unavailable(self.refusal)
+            raise self.refusal_type(self.refusal)
         if num_calls and self._no_engine is not None:
             raise Unavailable(self._no_engine)
         room = self.config.scheduler.max_queued

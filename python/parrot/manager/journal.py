@@ -1,8 +1,9 @@
 """The journal: what a client was told survives the manager's own death.
 
-Events are handed over on the event loop and written by a thread; one transaction takes all that has gathered
-while the last one was written, and the requests that wait for one of them are answered when it is committed.
-A commit is a write into the system's page cache (synchronous NORMAL): it survives the end of the process,
+Events are handed over on the event loop and written by a thread, once a request waits for one of them or a
+moment has passed; one transaction takes all that has gathered, and the requests that wait for one of its
+events are answered when it is committed: values that nobody asks for cost no transaction of their own. A
+commit is a write into the system's page cache (synchronous NORMAL): it survives the end of the process,
 and a loss of power up to the last commits.
 
 While the disk is full, events stay here and are tried again; those who wait, or come, get
@@ -18,6 +19,7 @@ import itertools
 import logging
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from ..errors import JournalUnavailable
 from .journal_store import JournalStore, Kind, Row, explain
 
 log = logging.getLogger(__name__)
+_FLUSH_S = 0.05  # what nobody waits for is written after so long
 _RETRY_S = 1.0
 _MAX_ROWS = 2048  # of one transaction
 _MAX_BYTES = 8 * 2**20
@@ -48,7 +51,9 @@ class Journal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._has_work = threading.Condition()
-        self._events: list[Sequence[Row]] = []  # handed over, under the condition's lock
+        self._events: deque[Sequence[Row]] = deque()  # handed over, not yet taken by the thread
+        self._is_flush_due = False
+        self._is_wanted = False  # somebody waits, or has waited long enough
         self._is_closing = False
 
     @classmethod
@@ -95,11 +100,11 @@ class Journal:
 
     def append(self, event: Sequence[Row]) -> int:
         """Hand over rows that are true together; returns a ticket for :meth:`committed`."""
-        with self._has_work:
-            self._events.append(event)
-            if len(self._events) == 1:
-                self._has_work.notify()
+        self._events.append(event)
         self._num_appended += 1
+        if not self._is_flush_due and self._loop is not None:
+            self._is_flush_due = True
+            self._loop.call_later(_FLUSH_S, self._flush)
         return self._num_appended
 
     async def committed(self, ticket: int) -> None:
@@ -110,6 +115,7 @@ class Journal:
         self.check()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (ticket, next(self._order), future))
+        self._wake()
         await future
 
     @property
@@ -121,6 +127,16 @@ class Journal:
         """Raise :class:`JournalUnavailable` while nothing can be written."""
         if self.problem is not None:
             raise JournalUnavailable(self.problem)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_wanted:
+            with self._has_work:
+                self._is_wanted = True
+                self._has_work.notify()
 
     def _written(self, num_events: int) -> None:
         self._num_committed += num_events
@@ -166,14 +182,17 @@ class Journal:
                     return
 
     def _take(self, events: list[Sequence[Row]], *, may_be_idle: bool) -> None:
-        """Add what was handed over; if nothing is there to write, wait for it, for ever or for a moment."""
+        """Add what was handed over; if nothing is there to write, wait until somebody wants it written, for
+        ever or for a moment."""
         with self._has_work:
             if not events:
                 self._has_work.wait_for(
-                    lambda: bool(self._events) or self._is_closing, None if may_be_idle else _RETRY_S
+                    lambda: self._is_wanted or self._is_closing, None if may_be_idle else _RETRY_S
                 )
-            events += self._events
-            self._events.clear()
+            self._is_wanted = False
+        with contextlib.suppress(IndexError):
+            while True:
+                events.append(self._events.popleft())
 
     def _write(self, events: list[Sequence[Row]], closed: list[int]) -> None:
         """Commit the first events; delete closed sessions when there are many, or nothing else to do."""

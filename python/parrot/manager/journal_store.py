@@ -20,7 +20,7 @@ from ..errors import JournalError
 
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x50_41_52_52  # "PARR"
-_ROWS_PER_STATEMENT = (128, 32, 8, 1)
+_ROWS_PER_STATEMENT = (256, 128, 64, *range(32, 0, -1))
 _CHECKPOINT_PAGES = 4000  # of 4 KiB: how much of the log is copied into the table at a time
 _MAX_LOG_BYTES = 64 * 2**20  # what the log keeps on disk after a burst
 _SCHEMA = """
@@ -114,7 +114,9 @@ class JournalStore:
             for lsn, row in enumerate(rows, start=self.next_lsn)
         ]
         statements = list(_statements(values))
-        if len(statements) == 1:  # a transaction of its own: one hand-over of the interpreter, not three
+        # Each statement lets go of the interpreter, and then waits until the loop does: one that is a
+        # transaction by itself does so once, not three times.
+        if len(statements) == 1:
             self._connection.execute(*statements[0])
         else:
             with self._transaction():
@@ -124,10 +126,10 @@ class JournalStore:
 
     def purge(self, sessions: Sequence[int]) -> None:
         """Delete everything of these sessions; the file reuses the room."""
-        with self._transaction():
-            self._connection.executemany(
-                "DELETE FROM record WHERE session = ?", [(number,) for number in sessions]
-            )
+        numbers = ",".join(map(str, sessions))
+        self._connection.execute(
+            "DELETE FROM record WHERE session IN (SELECT value FROM json_each(?))", (f"[{numbers}]",)
+        )
 
     def closed_sessions(self) -> list[int]:
         """Sessions that were closed and not purged yet."""
@@ -234,7 +236,7 @@ def explain(path: Path, error: Exception | str) -> JournalError:
 
 
 def _statements(values: Sequence[tuple[object, ...]]) -> Iterator[tuple[str, list[object]]]:
-    """Few statements of many rows each; their few texts stay prepared."""
+    """Few statements of many rows each; their texts are few enough to stay prepared."""
     begin = 0
     while begin < len(values):
         count = next(count for count in _ROWS_PER_STATEMENT if count <= len(values) - begin)

@@ -14,8 +14,8 @@ from ..errors import (
     ModelNotFound,
     ParrotError,
     RequestTooLarge,
+    ServiceStopping,
     SessionClosed,
-    Unavailable,
 )
 from ..tokenizer import EncodedPrompt, Piece, TokenBytes
 from .call import Call
@@ -44,6 +44,8 @@ class Service:
     def __init__(self, executor: Executor, journal: Journal | None = None) -> None:
         self.executor = executor
         self.journal = journal
+        if journal is not None:
+            executor.refusal_type = ServiceStopping
         self.config = executor.config
         self.token_bytes = TokenBytes(executor.prompts.tokenizer.backend)
         self.tenants = executor.tenants
@@ -92,7 +94,7 @@ class Service:
         if self.key_watch is not None:
             self.key_watch.close()
         self.executor.refusal = self.executor.refusal or "the service has ended"
-        self.executor.close_all(Unavailable(self.executor.refusal).to_info())
+        self.executor.close_all(self.executor.refusal_type(self.executor.refusal).to_info())
 
     def _expire(self) -> None:
         for session in self._sessions.take_idle():
@@ -117,7 +119,8 @@ class Service:
     def delete_session(self, session_id: str, *, tenant: str = DEFAULT_TENANT) -> None:
         """End a session: what is pending in it ends with :class:`SessionClosed`, its contexts are freed."""
         session = self._sessions.remove(session_id, tenant=tenant)
-        self.executor.close(session, SessionClosed("the session was deleted").to_info())
+        if self.executor.is_open(session):  # not once the service has ended
+            self.executor.close(session, SessionClosed("the session was deleted").to_info())
 
     def submit(self, body: api.SubmitBody, *, tenant: str = DEFAULT_TENANT) -> api.SubmitReply:
         """:meth:`submitting` without a pause."""
@@ -202,7 +205,7 @@ class Service:
         """Wait for a variable; raises its typed error if it failed."""
         session = self._sessions.get(body.session_id, tenant=tenant)
         variable = session.graph.variable(body.semantic_var_id)
-        if body.criteria is not None:
+        if body.criteria is not None and self.executor.is_open(session):
             session.graph.label(variable.id, body.criteria, target_ms=body.target_ms, now_us=now_us())
             self.executor.relabel(self.executor.application_of(session))
         with session.in_use():

@@ -1,0 +1,198 @@
+"""What the journal costs, and what it brings back: a manager with it and one without, in turns.
+
+Each client submits a batch of calls in a new session, gets the last value and deletes the session. ``paced``
+leaves the manager mostly idle, ``full`` waits for nothing. Then sessions are left behind, the manager is
+killed with SIGKILL and started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .service_load import (
+    HttpClient,
+    ManagerProcess,
+    batch_body,
+    chain_body,
+    manager_process,
+    new_session_id,
+    simulated_service,
+)
+from .timing import Spread, latencies, print_table, show, spread
+
+BATCH = 8
+SESSION_CALLS = 8
+_STEP_S = 0.002
+_MAX_TOKENS = 2
+_PACE_S = 0.05  # between a client's submits
+
+
+@dataclass
+class Round:
+    """Of one mode in one round. ``gets`` are the times from a submit's answer to its last value."""
+
+    submits: list[int] = field(default_factory=list)
+    gets: list[int] = field(default_factory=list)
+    calls_per_s: float = 0.0
+    cpu_us: float = 0.0
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Measure both modes in turns, then recovery."""
+    num_rounds, round_s = (3, 3.0) if quick else (7, 10.0)
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        options = {"without": (), "journal": ("--journal", str(Path(directory) / "journal"))}
+        managers = {
+            mode: stack.enter_context(simulated_service(step_s=_STEP_S, options=extra))[0]
+            for mode, extra in options.items()
+        }
+        rows: dict[str, Any] = {}
+        for load, num_clients, pause_s in (("paced", 4, _PACE_S), ("full", 8, 0.0)):
+            rounds: dict[str, list[Round]] = {mode: [] for mode in managers}
+            for _ in range(num_rounds):
+                for mode, manager in managers.items():
+                    rounds[mode].append(asyncio.run(_round(manager, num_clients, pause_s, round_s)))
+            rows |= {f"{load}, {mode}": _summary(rounds[mode]) for mode in managers}
+    _print(rows)
+    recovery = _recovery(500 if quick else 10_000)
+    print(
+        f"{recovery['sessions']:,} sessions of {SESSION_CALLS} calls, {recovery['bytes_per_call']:.0f} bytes "
+        f"a call on disk: up after {recovery['recovery_s']:.1f} s, without them {recovery['start_s']:.1f} s"
+    )
+    return {"rows": rows, "recovery": recovery, "ok": recovery["values_right"]}
+
+
+async def _round(manager: ManagerProcess, num_clients: int, pause_s: float, round_s: float) -> Round:
+    measured, cpu_s, begun = Round(), manager.cpu_s, time.perf_counter()
+    end = begun + round_s
+    await asyncio.gather(*(_client(manager.port, pause_s, end, measured) for _ in range(num_clients)))
+    num_calls = BATCH * len(measured.submits)
+    measured.calls_per_s = num_calls / (time.perf_counter() - begun)
+    measured.cpu_us = 1e6 * (manager.cpu_s - cpu_s) / num_calls
+    return measured
+
+
+async def _client(port: int, pause_s: float, end: float, measured: Round) -> None:
+    client = await HttpClient.connect(port)
+    while time.perf_counter() < end:
+        session_id = new_session_id()
+        body = json.dumps(_short(batch_body(session_id, BATCH))).encode()
+        begun = time.perf_counter_ns()
+        status, answer = await client.request("POST", "/v1/submit", body)
+        taken = time.perf_counter_ns()
+        if status != 200:
+            raise RuntimeError(f"{status} {answer[:200]!r}")
+        await client.post("/v1/get", {"session_id": session_id, "semantic_var_id": f"v-{BATCH - 1}"})
+        measured.submits.append(taken - begun)
+        measured.gets.append(time.perf_counter_ns() - taken)
+        await client.request("DELETE", f"/v1/session/{session_id}")
+        await asyncio.sleep(pause_s)
+    client.close()
+
+
+def _short(body: dict[str, Any]) -> dict[str, Any]:
+    """With answers of a few tokens: the engine is not what is measured."""
+    for call in body["calls"]:
+        call["placeholders"][-1]["sampling"]["max_tokens"] = _MAX_TOKENS
+    return body
+
+
+def _summary(rounds: list[Round]) -> dict[str, Any]:
+    return {
+        "submit": latencies([one.submits for one in rounds]),
+        "get": latencies([one.gets for one in rounds]),
+        "calls_per_s": spread([one.calls_per_s for one in rounds]),
+        "cpu_us_per_call": spread([one.cpu_us for one in rounds]),
+    }
+
+
+def _print(rows: dict[str, Any]) -> None:
+    columns = ("", "submit p50, ms", "p99", "value p50, ms", "p99", "calls/s", "CPU, us/call")
+    cells = [
+        (
+            name,
+            *(
+                _ms(row[verb][percentile])
+                for verb in ("submit", "get")
+                for percentile in ("p50_us", "p99_us")
+            ),
+            show(row["calls_per_s"], 0),
+            show(row["cpu_us_per_call"], 0),
+        )
+        for name, row in rows.items()
+    ]
+    print_table(f"Submits of {BATCH} calls (2 KB template, 200 B values)", columns, cells, width=160)
+
+
+def _ms(figure: Spread) -> str:
+    return show({name: value / 1000 for name, value in figure.items()}, 1)
+
+
+def _recovery(num_sessions: int) -> dict[str, Any]:
+    """Fill a journal, kill the manager, start it again."""
+    with tempfile.TemporaryDirectory() as directory:
+        journal = Path(directory) / "journal"
+        options = ("--journal", str(journal), "--session-idle-s", "86400")
+        with simulated_service(step_s=_STEP_S, options=options) as (manager, _):
+            sessions = asyncio.run(_fill(manager.port, num_sessions))
+            os.kill(manager.pid, signal.SIGKILL)
+        num_bytes = sum(path.stat().st_size for path in Path(directory).iterdir())
+        with _timed_start() as (start_s, _):
+            pass
+        with _timed_start(*options) as (recovery_s, manager):
+            values_right = asyncio.run(_check(manager.port, sessions))
+            memory = manager.memory_bytes
+    return {
+        "sessions": num_sessions,
+        "bytes_per_call": num_bytes / (num_sessions * SESSION_CALLS),
+        "start_s": start_s,
+        "recovery_s": recovery_s,
+        "memory_mib": memory / 2**20,
+        "values_right": values_right,
+    }
+
+
+@contextmanager
+def _timed_start(*options: str) -> Iterator[tuple[float, ManagerProcess]]:
+    begun = time.perf_counter()
+    with manager_process(*options) as manager:
+        yield time.perf_counter() - begun, manager
+
+
+async def _fill(port: int, num_sessions: int) -> dict[str, str]:
+    """Sessions of a chain each, ended; by session the last value."""
+    waiting = [new_session_id() for _ in range(num_sessions)]
+    values: dict[str, str] = {}
+
+    async def client() -> None:
+        http = await HttpClient.connect(port)
+        while waiting:
+            session_id = waiting.pop()
+            await http.post("/v1/submit", _short(chain_body(session_id, SESSION_CALLS)))
+            get = {"session_id": session_id, "semantic_var_id": f"v-{SESSION_CALLS - 1}"}
+            values[session_id] = (await http.post("/v1/get", get))["value"]
+        http.close()
+
+    await asyncio.gather(*(client() for _ in range(16)))
+    return values
+
+
+async def _check(port: int, values: dict[str, str]) -> bool:
+    """Whether every value is what it was."""
+    http = await HttpClient.connect(port)
+    is_right = True
+    for session_id, value in values.items():
+        get = {"session_id": session_id, "semantic_var_id": f"v-{SESSION_CALLS - 1}", "timeout_ms": 0}
+        is_right &= (await http.post("/v1/get", get))["value"] == value
+    http.close()
+    return is_right
