@@ -16,7 +16,7 @@ carried down by :mod:`parrot.manager.critical_path`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Set
+from collections.abc import Generator, Hashable, Mapping, Set
 
 from .call import NO_TARGETS, Call, Targets
 from .cone import Cone, Node, Unit, labelled_nodes
@@ -24,18 +24,27 @@ from .critical_path import CriticalPath
 from .demand import Demand, earliest
 from .graph import Graph
 from .pace import Pace
+from .slices import run_whole
 from .variable import Variable
 
 _PATIENT = ("THROUGHPUT", "DEADLINE")
 
 
 def deduce(graph: Graph, *, now_us: int = 0, pace: Pace | None = None) -> list[Call]:
+    """:func:`deducing` without a pause."""
+    return run_whole(deducing(graph, now_us=now_us, pace=pace))
+
+
+def deducing(graph: Graph, *, now_us: int = 0, pace: Pace | None = None) -> Generator[None, None, list[Call]]:
     """Bring objective, task group, depth and targets of the unfinished calls up to date with the labels.
 
     Returns the calls of which one of these changed. Costs nothing while ``graph.is_stale`` is False, else
     time linear in the session's live calls: call it once for labels that arrive together. Calls outside every
     cone keep what they have, at first THROUGHPUT. ``graph.review_us`` is when it has to run again even
     without a new label, since a deadline will have come near.
+
+    It yields now and then (:mod:`parrot.manager.slices`), and the graph may go on meanwhile; what is found is
+    set in one go at the end.
     """
     if not graph.is_stale:
         return []
@@ -48,10 +57,12 @@ def deduce(graph: Graph, *, now_us: int = 0, pace: Pace | None = None) -> list[C
     urgent = set() if path is None else path.urgent
     latency = {node for node, demand in labels.items() if demand.criteria not in _PATIENT or node in urgent}
     targets = _targets(labels, path)
-    cone = _cone_of(latency, path)
-    changed = _Levels(graph, cone, targets).classify()
+    cone, patient = _cone_of(latency, path), _cone_of(labels.keys() - latency, path)
+    yield from cone.growing()
+    yield from patient.growing()
+    changed = yield from _Levels(graph, cone, targets).classifying()
     depths: dict[Call, int] = {}
-    for (call, _), depth in _cone_of(labels.keys() - latency, path).unit_depths():
+    for (call, _), depth in patient.unit_depths():
         if call not in cone.calls:
             depths[call] = max(depth, depths.get(call, 0))
     for call, depth in depths.items():
@@ -98,8 +109,8 @@ class _Levels:
         self._taken_groups: set[int] = set()
         self._latency_readers: dict[Variable, frozenset[Call]] = {}
 
-    def classify(self) -> list[Call]:
-        """Set the calls' objectives; returns those that changed."""
+    def classifying(self) -> Generator[None, None, list[Call]]:
+        """Set the calls' objectives, all at the end; returns those that changed."""
         units: dict[int, list[Unit]] = defaultdict(list)
         variables: dict[int, list[Variable]] = defaultdict(list)
         depths: dict[Call, int] = {}
@@ -112,6 +123,7 @@ class _Levels:
             if index >= call.next_step:
                 depths[call] = max(depth, depths.get(call, 0))
         for depth in sorted(units):
+            yield
             for variable in variables[depth]:
                 self._latency_readers[variable] = self._count_readers(variable)
             self._classify_level(sorted(units[depth], key=lambda unit: (unit[0].call_id, unit[1])))

@@ -6,12 +6,15 @@ Its nodes are units, that is the steps of calls, and variables.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 from .call import Call
 from .demand import Demand
 from .graph import Graph
+from .slices import run_whole
 from .variable import Variable
+
+_NODES_AT_ONCE = 64
 
 Unit = tuple[Call, int]
 Node = Unit | Variable
@@ -41,20 +44,35 @@ class Cone:
     """
 
     def __init__(self, labelled: Iterable[Node]) -> None:
+        """Only the labelled nodes; :meth:`growing` finds the others."""
         self.labelled = set(labelled)
         self.readers: dict[Node, list[Node]] = defaultdict(list)
-        self.readers_first = self._order()
+        self.readers_first: list[Node] = []
         self.depth: dict[Node, int] = {}
-        self._measure()
+        self.calls: set[Call] = set()
+
+    @classmethod
+    def of(cls, labelled: Iterable[Node]) -> Cone:
+        """The whole cone."""
+        cone = cls(labelled)
+        run_whole(cone.growing())
+        return cone
+
+    def growing(self) -> Generator[None, None, None]:
+        """Find all nodes and their depths; yields now and then (:mod:`parrot.manager.slices`). The graph may
+        go on meanwhile: values that come only take dependencies away, and submits never close a cycle."""
+        if self.readers_first:
+            return
+        yield from self._order()
+        yield from self._measure()
         self.calls = {node[0] for node in self.depth if isinstance(node, tuple)}
 
     def unit_depths(self) -> Iterator[tuple[Unit, int]]:
         """Every unit with its depth."""
         return ((node, depth) for node, depth in self.depth.items() if isinstance(node, tuple))
 
-    def _order(self) -> list[Node]:
-        """Also fills ``readers``."""
-        order: list[Node] = []
+    def _order(self) -> Generator[None, None, None]:
+        order = self.readers_first
         seen: set[Node] = set()
         stack: list[tuple[Node, Iterator[Node]]] = []
         for root in self.labelled:
@@ -67,16 +85,19 @@ class Cone:
                 if dependency is None:
                     stack.pop()
                     order.append(node)
+                    if len(order) % _NODES_AT_ONCE == 0:
+                        yield
                     continue
                 self.readers[dependency].append(node)
                 if dependency not in seen:
                     seen.add(dependency)
                     stack.append((dependency, dependencies(dependency)))
         order.reverse()
-        return order
 
-    def _measure(self) -> None:
-        for node in self.readers_first:
+    def _measure(self) -> Generator[None, None, None]:
+        for number, node in enumerate(self.readers_first):
+            if number % _NODES_AT_ONCE == 0:
+                yield
             depth = 0
             for reader in self.readers.get(node, ()):
                 step = 1 if isinstance(reader, tuple) else 0

@@ -26,7 +26,7 @@ class CriticalPath:
 
     def __init__(self, labels: Mapping[Node, Demand], *, pace: Pace, now_us: int) -> None:
         self._labels = {node: demand for node, demand in labels.items() if demand.has_time}
-        self.cone = Cone(self._labels)
+        self.cone = Cone.of(self._labels)
         self._pace = pace
         self._num_tokens: dict[Variable, float] = {}
         self._took_us: dict[Unit, tuple[float, float]] = {}

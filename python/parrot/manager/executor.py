@@ -16,7 +16,6 @@ from ..api import CallBody, SubmitBody
 from ..config import ManagerConfig
 from ..errors import ErrorInfo, InternalError, Overloaded, SessionClosed, TypedOutputFailed, Unavailable
 from ..tokenizer import EncodedPrompt, Tokenizer
-from .analysis import deduce
 from .application import Application
 from .call import Call, CallState, OutputBinding
 from .call_counts import CallCounts
@@ -28,6 +27,7 @@ from .graph import Changes
 from .history import History
 from .key_file import KeyFile
 from .knowledge import PrefixKnowledge
+from .objectives import Objectives
 from .pace import Pace
 from .prompts import PromptBuilder
 from .published import PublishedTemplates
@@ -70,13 +70,12 @@ class Executor:
         self.watchdog = Watchdog(config, self.dispatcher, registry)
         self._applications: dict[str, Application] = {}
         self._numbers = itertools.count(1)
-        self._pace = Pace()
         self._uses = ContextUses(self.prompts) if config.graph_eviction else None
         self.knowledge = PrefixKnowledge(registry, self.scheduler, self._uses)
         self.early = EarlyFills(
             config.early_fill, self.prompts, self.knowledge, self.dispatcher, self.application
         )
-        self._stale: dict[Application, None] = {}  # objectives may have to be deduced again
+        self._objectives = Objectives(self, self.dispatcher.update_objective)
         self._turn_is_due = False
         self.num_live = 0
         self.counts = CallCounts()
@@ -99,7 +98,7 @@ class Executor:
         num_live = len(live) + len(changes.ended)  # those that end now end as others do
         self.num_live += num_live
         application.tenant.submitted(num_live)
-        self._stale[application] = None
+        self._objectives.mark(application)
         if self._uses is not None:
             for call in live:
                 self._uses.submitted(call)
@@ -132,7 +131,7 @@ class Executor:
             application.arrival_us = now
         self.num_live += len(submitted.calls)
         application.tenant.submitted(len(submitted.calls))
-        self._stale[application] = None
+        self._objectives.mark(application)
         if fill is not None and application.single is not None:
             application.single.attach(submitted.calls[0])
             self.dispatcher.preset(submitted.calls[0], fill)
@@ -149,7 +148,7 @@ class Executor:
 
     def relabel(self, application: Application) -> None:
         """A label has come; objectives are deduced in the coming turn."""
-        self._stale[application] = None
+        self._objectives.mark(application)
         if not self._turn_is_due:
             self._turn_is_due = True
             asyncio.get_running_loop().call_soon(self.turn)
@@ -164,7 +163,7 @@ class Executor:
         application = self._applications.pop(session.session_id)
         application.closed = True
         application.review_at(None)
-        self._stale.pop(application, None)
+        self._objectives.closed(application)
         self.knowledge.closed(session.session_id)
         self.turn()
         session.graph.release()
@@ -223,34 +222,13 @@ class Executor:
     def turn(self) -> None:
         """Deduce objectives, then encode, place and send what is ready."""
         self._turn_is_due = False
-        while self._stale:
-            application = next(iter(self._stale))
-            del self._stale[application]
-            self._deduce(application)
+        self._objectives.turn()
         self.knowledge.tell_uses()
         self.dispatcher.turn()
         self.early.turn()
 
-    def _deduce(self, application: Application) -> None:
-        graph, now = application.session.graph, now_us()
-        try:
-            self.apply(graph.expire(now))
-            changed = deduce(graph, now_us=now, pace=self._pace)
-        except Exception:  # a wrong order is no reason not to run
-            log.exception("objectives of session %s", application.session.session_id)
-            return
-        for call in changed:
-            self.dispatcher.update_objective(call)
-        application.review_at(graph.next_time_us(), lambda: self._review(application))
-
-    def _review(self, application: Application) -> None:
-        """A deadline has passed, or has come near."""
-        application.session.graph.is_stale = True
-        self._stale[application] = None
-        self.turn()
-
     def _set_pace(self) -> None:
-        self._pace = Pace.of(
+        self._objectives.pace = Pace.of(
             [engine.registration.cost_model for engine in self._registry.alive],
             kv_tokens=self.config.scheduler.latency_capacity_tokens,
         )
