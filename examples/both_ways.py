@@ -108,8 +108,10 @@ def compare(title: str, ways: Ways, options: argparse.Namespace) -> None:
         connection = P.connect(options.url, options.api_key)
         headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         with httpx.Client(base_url=connection.url, headers=headers, timeout=600) as http:
-            ready = http.get("/v1/models").raise_for_status().json()
-            model = ready["data"][0]["id"]
+            models = http.get("/v1/models")
+            if models.is_error:
+                raise SystemExit(f"{connection.url}: {models.json()['error']['message']}")
+            model = models.json()["data"][0]["id"]
             warm_up("Hello").get()  # once the engine has loaded its model
             result, calls, parrot = _run_parrot(bars, http, ways, outputs)
         twin = asyncio.run(_run_twin(bars, connection.url, options.api_key, model, ways, outputs))

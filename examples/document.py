@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -53,6 +54,9 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--chunk-tokens", type=int, default=237, help="tokens of a part (default 237)")
     parser.add_argument("--max-tokens", type=int, default=40, help="tokens of a summary (default 40)")
     parser.add_argument("--url", help="a running service; by default an embedded one is started")
+    parser.add_argument(
+        "--api-key", default=os.environ.get("PARROT_API_KEY"), help="its key, if it wants one"
+    )
     return parser.parse_args()
 
 
@@ -63,7 +67,7 @@ def compare(
     title = options.file.name if options.file else DEFAULT_TITLE
     parts = split_text(load_text(options.file), "smollm2", options.chunks, options.chunk_tokens)
     outputs = P.Output(max_tokens=options.max_tokens)
-    url = P.connect(options.url).url
+    url = P.connect(options.url, options.api_key).url
 
     with_parrot("Warm-up", ["text"], P.Output(max_tokens=1))[-1].get()  # once the engine has loaded its model
 
@@ -73,7 +77,9 @@ def compare(
     parrot_s = time.perf_counter() - begin
 
     async def run_twin() -> None:
-        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=600) as client:
+        async with AsyncOpenAI(
+            base_url=f"{url}/v1", api_key=options.api_key or "none", timeout=600
+        ) as client:
             await with_openai(client, f"{title} (2)", parts, outputs)
 
     begin = time.perf_counter()
