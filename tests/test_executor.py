@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -187,6 +188,49 @@ def test_cancelling_stops_the_running_call_and_late_replies_are_ignored(tiny_mod
         engine.held = False
         other = manager.submit(*CHAIN)
         assert await manager.get(other, "c") == "hello!!!"
+
+    run(tiny_model, scenario)
+
+
+@pytest.mark.parametrize("way", ["cancel", "delete", "deadline"])
+def test_what_stops_running_calls_is_one_line_in_the_log(
+    tiny_model: Path, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(held=True)
+        label = {"semantic_var_id": "c", "criteria": "DEADLINE", "target_ms": 100}
+        session = manager.submit(*CHAIN, labels=[label] if way == "deadline" else [])
+        await until(lambda: len(engine.dispatches) == 1)
+        if way == "cancel":
+            manager.service.cancel(api.CancelBody(session_id=session, semantic_var_id="a"))
+        elif way == "delete":
+            manager.service.delete_session(session)
+        await until(lambda: any(isinstance(message, wire.Abort) for message in engine.other))
+        manager.check_at_rest()
+        lines = [record.message for record in caplog.records if "1 calls stop" in record.message]
+        assert len(lines) == 1
+
+    with caplog.at_level(logging.INFO, logger="parrot"):
+        run(tiny_model, scenario)
+
+
+def test_an_interrupted_turn_leaves_the_session_usable(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(last_word)
+        session = manager.submit(CHAIN[0])
+        assert await manager.get(session, "a") == "hello!"
+        engine.held = True
+        manager.submit(CHAIN[1], CHAIN[2], session_id=session)
+        await until(lambda: len(engine.dispatches) == 2)
+        manager.service.cancel(api.CancelBody(session_id=session, semantic_var_id="b"))
+        with pytest.raises(errors.UpstreamFailed) as caught:
+            await manager.get(session, "c")
+        assert caught.value.causes[0].code == "cancelled"
+        engine.held = False
+        manager.submit(prompt_call("again", "Once more {{input:a}} {{output:d}}"), session_id=session)
+        assert await manager.get(session, "d") == "hello!!"
+        await until(lambda: manager.executor.dispatcher.num_busy == 0)
+        manager.check_at_rest()
 
     run(tiny_model, scenario)
 

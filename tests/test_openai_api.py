@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,9 @@ def test_errors_are_the_clients_own_types(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_stops_its_generation(tiny_model: Path, stream: bool) -> None:
+def test_a_client_that_leaves_stops_its_generation_with_one_line_in_the_log(
+    tiny_model: Path, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
         engine = await manager.add_engine(held=True)
         request = asyncio.create_task(
@@ -202,8 +205,12 @@ def test_a_client_that_leaves_stops_its_generation(tiny_model: Path, stream: boo
         run_id = engine.dispatches[0].call_id
         await until(lambda: wire.Abort((run_id,)) in engine.other, timeout_s=1.0)
         manager.check_at_rest()
+        lines = [record.message for record in caplog.records if "stop" in record.message]
+        assert len(lines) == 1
+        assert "client left" in lines[0]
 
-    run(tiny_model, scenario)
+    with caplog.at_level(logging.INFO, logger="parrot"):
+        run(tiny_model, scenario)
 
 
 def test_a_stream_goes_on_with_the_same_text_after_its_engine_was_lost(tiny_model: Path) -> None:

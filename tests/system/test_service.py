@@ -115,6 +115,9 @@ def test_cancelling_frees_the_engine(shared: ServiceProcess) -> None:
     assert shared.http.post("/v1/cancel", json=body).status_code == 204
     assert shared.get(session, "v-a").json()["error"]["code"] == "cancelled"
     check_at_rest(shared)
+    shared.submit(session, call_body("b", "Hi {{output:out}}"))  # the session can be used
+    assert shared.value(session, "v-b")
+    check_at_rest(shared)
 
 
 def test_deleting_a_session_stops_its_calls(shared: ServiceProcess) -> None:

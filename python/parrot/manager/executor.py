@@ -14,10 +14,10 @@ from collections.abc import Generator
 from .. import wire
 from ..api import CallBody, SubmitBody
 from ..config import ManagerConfig
-from ..errors import ErrorInfo, InternalError, Overloaded, SessionClosed, TypedOutputFailed, Unavailable
+from ..errors import ErrorInfo, Overloaded, SessionClosed, Unavailable
 from ..tokenizer import EncodedPrompt, Tokenizer
 from .application import Application
-from .call import Call, CallState, OutputBinding
+from .call import Call, CallState
 from .call_counts import CallCounts
 from .clock import now_us
 from .dispatcher import Dispatcher
@@ -31,7 +31,7 @@ from .objectives import Objectives
 from .pace import Pace
 from .prompts import PromptBuilder
 from .published import PublishedTemplates
-from .runs import Run
+from .replies import ReplyHandler
 from .scheduler_bridge import SchedulerBridge
 from .session import Session
 from .single import SingleCall
@@ -76,6 +76,9 @@ class Executor:
             config.early_fill, self.prompts, self.knowledge, self.dispatcher, self.application
         )
         self._objectives = Objectives(self, self.dispatcher.update_objective)
+        self._replies = ReplyHandler(
+            self.dispatcher, self.knowledge, self.early, apply=self.apply, fail=self.call_failed
+        )
         self._turn_is_due = False
         self.num_live = 0
         self.counts = CallCounts()
@@ -159,8 +162,12 @@ class Executor:
 
     def close(self, session: Session, error: ErrorInfo) -> None:
         """What is pending ends with ``error``: calls stop, contexts are freed."""
-        self.apply(session.graph.close(error))
+        changes = session.graph.close(error)
+        self.apply(changes)
         application = self._applications.pop(session.session_id)
+        if changes.stopped and application.single is None:
+            num_stopped = len(changes.stopped)
+            log.info("session %s ends, %d calls stop: %s", session.session_id, num_stopped, error.message)
         application.closed = True
         application.review_at(None)
         self._objectives.closed(application)
@@ -321,76 +328,10 @@ class Executor:
 
     def engine_replied(self, engine: Engine, replies: tuple[wire.Reply, ...]) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
-        for reply in replies:
-            if isinstance(reply, wire.ContextsEvicted):
-                self.knowledge.evicted(engine, reply)
-                continue
-            if isinstance(reply, wire.ContextSnapshot):
-                self.knowledge.reported(engine, reply)
-                continue
-            run = self.dispatcher.run(reply.call_id, engine)
-            if run is None:
-                self.early.replied(engine, reply)
-                continue  # late: the call was stopped, or runs elsewhere
-            try:
-                self._replied(engine, run, reply)
-            except Exception as error:
-                log.exception("reply %s of %s could not be handled", type(reply).__name__, engine.name)
-                message = (
-                    f"call {run.call.name}: {type(error).__name__} in the service; its log has the trace"
-                )
-                self.call_failed(run.call, InternalError(message).to_info())
+        self._replies.handle(engine, replies)
         self.turn()
-
-    def _replied(self, engine: Engine, run: Run, reply: wire.Reply) -> None:
-        call, single = run.call, run.application.single
-        match reply:
-            case wire.FillDone():
-                run.cached_tokens += reply.cached_tokens
-                call.cached_tokens = min(run.cached_tokens, call.prompt_tokens)
-                if reply.verb == 0:
-                    self.early.found(run, reply.cached_tokens)
-            case wire.Chunk():
-                if single is not None:
-                    single.received(reply.text, reply.logprobs)
-            case wire.GenerateDone():
-                if single is not None:
-                    single.generated(reply)
-                self._generated(engine, run, reply)
-            case wire.CallDone():
-                self.dispatcher.finish(run, reply.num_tokens)
-                self.knowledge.left(engine, run, reply.num_tokens)
-            case wire.CallFailed():
-                self.dispatcher.fail(run)
-                self.call_failed(call, reply.error)
-
-    def _generated(self, engine: Engine, run: Run, reply: wire.GenerateDone) -> None:
-        call, step, timing = run.call, run.generates[reply.verb], reply.timing
-        if step.index == 0:
-            call.timing.admitted_us = engine.clock.to_manager_us(timing.admitted_us)
-            call.timing.first_token_us = engine.clock.to_manager_us(timing.first_token_us)
-        call.timing.finished_us = engine.clock.to_manager_us(timing.finished_us)
-        call.output_tokens += reply.num_generated
-        if step is run.steps[-1]:
-            self.dispatcher.settle(run)
-        binding = step.output.binding
-        binding.logprobs = reply.logprobs
-        is_cut = reply.finish_reason == "length" and binding.sampling.grammar is not None
-        if is_cut and run.application.single is None:
-            self.call_failed(call, _cut(call, binding).to_info())
-            return
-        graph = run.application.session.graph
-        self.apply(graph.complete(call, step.index, reply.text, reply.token_ids))
 
 
 def _is_ready(call: CallBody) -> bool:
     """Whether the call needs nothing that is not in its body."""
     return all(hole.kind == "output" or hole.semantic_var_id is None for hole in call.placeholders)
-
-
-def _cut(call: Call, output: OutputBinding) -> TypedOutputFailed:
-    return TypedOutputFailed(
-        f"call {call.name}: output {output.name!r} was cut by max_tokens = {output.sampling.max_tokens} "
-        "before it was complete; raise max_tokens, or make its schema, regex or choices shorter",
-        param=output.name,
-    )

@@ -12,6 +12,7 @@ from .application import Application
 from .call import Call
 from .clock import now_us
 from .flow import Changes
+from .graph import Graph
 from .pace import Pace
 from .slices import run_in_slices
 
@@ -58,10 +59,16 @@ class Objectives:
             if application not in self._running:
                 self._deduce(application)
 
+    def _expire(self, graph: Graph, now: int) -> None:
+        changes = graph.expire(now)
+        if changes.stopped:
+            log.info("deadlines of session %s passed, %d calls stop", graph.session_id, len(changes.stopped))
+        self._owner.apply(changes)
+
     def _deduce(self, application: Application) -> None:
         graph, now = application.session.graph, now_us()
         try:
-            self._owner.apply(graph.expire(now))
+            self._expire(graph, now)
             if graph.is_stale and len(graph.live) > AT_ONCE:
                 task = asyncio.get_running_loop().create_task(self._deduce_in_slices(application, now))
                 self._running[application] = task

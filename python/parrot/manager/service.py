@@ -235,7 +235,10 @@ class Service:
     def cancel(self, body: api.CancelBody, *, tenant: str = DEFAULT_TENANT) -> None:
         """Cancel a variable, and stop what nobody else needs."""
         graph = self._sessions.get(body.session_id, tenant=tenant).graph
-        self.executor.apply(graph.cancel(body.semantic_var_id))
+        changes = graph.cancel(body.semantic_var_id)
+        if changes.stopped:
+            log.info("variable %s was cancelled, %d calls stop", body.semantic_var_id, len(changes.stopped))
+        self.executor.apply(changes)
         self.executor.turn()
 
     def graph(self, session_id: str, *, tenant: str = DEFAULT_TENANT) -> api.GraphReply:
