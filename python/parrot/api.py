@@ -6,6 +6,7 @@ requests from them, so that both sides agree by construction. Unknown fields are
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -48,6 +49,11 @@ Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 Choice = Annotated[str, Field(min_length=1, max_length=4096)]
 MAX_LOGPROBS = 20
 MAX_GRAMMAR_CHARS = 256 * 1024
+MAX_SCHEMA_DEPTH = 64
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 class SamplingBody(Body):
@@ -84,6 +90,16 @@ class SamplingBody(Body):
         if max_tokens is not None and value > max_tokens:
             raise ValueError(f"it is above max_tokens = {max_tokens}; lower it")
         return value
+
+    @field_validator("json_schema")
+    @classmethod
+    def _not_too_deep(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        level: list[Any] = [value]
+        for _ in range(MAX_SCHEMA_DEPTH):
+            level = [inner for outer in level for inner in _inside(outer)]
+            if not level:
+                return value
+        raise ValueError(f"it is nested more than {MAX_SCHEMA_DEPTH} deep; use $defs and $ref")
 
     @field_validator("json_schema", "regex", "choices")
     @classmethod

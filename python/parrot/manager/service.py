@@ -248,7 +248,9 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raise :class:`ModelNotFound` for a model that is not served here."""
         if name is not None and name != self.config.model:
-            raise ModelNotFound(f"model {name!r} is not served here; {self.config.model!r} is", param="model")
+            raise ModelNotFound(
+                f"model {name!r:.100} is not served here; {self.config.model!r} is", param="model"
+            )
 
     def check_ids(self, sampling: api.SamplingBody) -> None:
         """Raise :class:`InvalidRequest` for an id outside the vocabulary."""
