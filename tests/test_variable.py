@@ -12,12 +12,14 @@ import pytest
 import parrot as P
 from frontend_stub import StubService, stub_connection
 from parrot.errors import (
+    AuthenticationError,
     Cancelled,
     DoubleProducer,
     EngineLost,
     GetTimeout,
     InvalidRequest,
     PromptTooLong,
+    RateLimited,
     Unavailable,
     UnsupportedParameter,
 )
@@ -129,9 +131,11 @@ def test_an_error_keeps_its_type_and_is_remembered(service: StubService) -> None
 def test_a_final_error_ends_the_variable_and_a_passing_one_does_not(service: StubService) -> None:
     service.held.add("plan")
     steps = plan("x")
-    background.run(service.finish(steps.id, Unavailable("no engine is ready"))).result(5)
-    with pytest.raises(Unavailable):
-        steps.done()
+    passing = (Unavailable("no engine is ready"), AuthenticationError("revoked"), RateLimited("used up"))
+    for error in passing:
+        background.run(service.finish(steps.id, error)).result(5)
+        with pytest.raises(type(error)):
+            steps.done()
     background.run(service.finish(steps.id, PromptTooLong("9000 tokens"))).result(5)
     assert steps.done()
     with pytest.raises(PromptTooLong):

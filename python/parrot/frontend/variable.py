@@ -29,6 +29,7 @@ from ..api import (
     VariableBody,
 )
 from ..errors import (
+    AuthenticationError,
     DoubleProducer,
     ErrorInfo,
     GetTimeout,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .typed import Typed
 
 TRANSIENT = (
+    AuthenticationError,
     ServiceUnreachable,
     GetTimeout,
     Overloaded,
