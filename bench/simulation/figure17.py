@@ -18,7 +18,7 @@ ARMS = (
     Arm("per-request kernel", share_prefixes=False),
     Arm("no sharing", ("prefix_affinity",), share_prefixes=False, cache_prefixes=False),
 )
-RATES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+RATES = (1.0, 4.0, 8.0, 16.0, 32.0)
 SECONDS = 20
 CAPACITY = 53_000  # all that an engine holds: nothing is mixed here that would want less
 TWICE = 2.0  # a rate is sustained while the mean is within so many times that of the lowest rate
