@@ -23,7 +23,7 @@ APPLICATIONS = (10, 15, 20, 25)
 
 
 def run_background(seeds: range, *, quick: bool) -> Figure:
-    """12a: a chain of 66 chunks of 474 tokens, 50 out (the original's mean), beside requests of 512 in, 50 out."""
+    """12a: a chain of 66 chunks of 474 tokens, 50 out, beside requests of 512 in and 50 out."""
     points = []
     for arm in ARMS:
         for rate in BACKGROUND[::2] if quick else BACKGROUND:
