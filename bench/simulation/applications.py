@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -25,21 +25,9 @@ def text(rng: random.Random, num_tokens: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The output of an earlier step as part of a prompt, or only its first words."""
+    """The output of an earlier step as part of a prompt."""
 
-    step: str
-    max_words: int | None = None
-
-    @property
-    def transforms(self) -> list[dict[str, object]]:
-        """What the service does to the value on its way in."""
-        if self.max_words is None:
-            return []
-        return [{"op": "regex", "pattern": rf"^(?:\s*\S+){{1,{self.max_words}}}", "group": 0}]
-
-    def of(self, value: str) -> str:
-        """The same for a client that does it itself."""
-        return value if self.max_words is None else " " + " ".join(value.split()[: self.max_words])
+    variable: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +42,25 @@ Part = str | Value | Argument
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call: its prompt, and how many tokens it generates."""
+    """One call: its prompt, and how many tokens it generates. The first ``num_head`` of them are an output of
+    their own, if they are fewer than all: what later steps read."""
 
     name: str
     prompt: tuple[Part, ...]
     num_output: int
+    num_head: int = 0
 
     @property
-    def needs(self) -> list[str]:
-        """Steps whose output it reads."""
-        return [part.step for part in self.prompt if isinstance(part, Value)]
+    def outputs(self) -> list[tuple[str, int]]:
+        """Variable and tokens of each, the step's own name last."""
+        if 0 < self.num_head < self.num_output:
+            return [(f"{self.name}.head", self.num_head), (self.name, self.num_output - self.num_head)]
+        return [(self.name, self.num_output)]
+
+    @property
+    def head(self) -> Value:
+        """What later steps read."""
+        return Value(self.outputs[0][0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,7 @@ def chain_summary(rng: random.Random, num_chunks: int, chunk: int, num_output: i
 def map_reduce(rng: random.Random, num_chunks: int, chunk: int, num_output: int) -> Application:
     """Every chunk is summarised by itself, and the summaries together."""
     maps = [Step(f"m{i}", (text(rng, chunk),), num_output) for i in range(num_chunks)]
-    reduce = Step("answer", (text(rng, 20), *(Value(step.name) for step in maps)), num_output)
+    reduce = Step("answer", (text(rng, 20), *(step.head for step in maps)), num_output)
     return Application("map-reduce", (*maps, reduce))
 
 
@@ -124,35 +121,40 @@ def multi_agent(rng: random.Random, num_files: int) -> Application:
     """An architect designs, N coders write a file each; reviewers read all files, revisers the reviews too.
 
     The shared counts nest (250 < 3555 < 4794 < 5268): the task, the project with its design, the code of the
-    round, the reviews of the round. Of each file and review a prompt has as many words as make that count.
+    round, the reviews of the round. Of each file and review a prompt has as many tokens as make that count.
     """
     task = text(rng, SHARED["architect"] - 1)
     architect = Step("architect", (f"{task} {text(rng, 1)}",), OUTPUT["architect"][0])
     design = SHARED["coder"] - SHARED["architect"] - architect.num_output
-    history: tuple[Part, ...] = (f"{task} {text(rng, design)}", Value("architect"))
-    coders = list(_branches(rng, "coder", "coder", history, num_files))
-    steps, files = [architect, *coders], coders
+    of_code = SHARED["reviewer"] - SHARED["coder"]
+    of_reviews = SHARED["reviser"] - SHARED["reviewer"]
+    history: tuple[Part, ...] = (f"{task} {text(rng, design)}", architect.head)
+    files = _branches(rng, "coder", "coder", history, num_files, of_code)
+    steps = [architect, *files]
     for number in range(ROUNDS):
-        code = (*history, *_excerpts(rng, files, SHARED["reviewer"] - SHARED["coder"]))
-        reviewers = list(_branches(rng, "reviewer", f"reviewer{number}.", code, num_files))
-        reviews = (*code, *_excerpts(rng, reviewers, SHARED["reviser"] - SHARED["reviewer"]))
-        files = list(_branches(rng, "reviser", f"reviser{number}.", reviews, num_files))
+        code = (*history, *_heads(rng, files, of_code))
+        reviewers = _branches(rng, "reviewer", f"reviewer{number}.", code, num_files, of_reviews)
+        reviews = (*code, *_heads(rng, reviewers, of_reviews))
+        files = _branches(rng, "reviser", f"reviser{number}.", reviews, num_files, of_code)
         steps += [*reviewers, *files]
-    package = Step("package", (text(rng, 20), *(Value(step.name, 10) for step in files)), 1)
+    package = Step("package", (text(rng, 20), *(step.head for step in files)), 1)
     return Application("multi-agent", (*steps, package))
 
 
 def _branches(
-    rng: random.Random, role: str, name: str, history: Sequence[Part], num_files: int
-) -> Iterator[Step]:
+    rng: random.Random, role: str, name: str, history: Sequence[Part], num_files: int, num_read: int
+) -> list[Step]:
+    """A call for each file; later prompts hold ``num_read`` tokens of all their outputs together."""
+    made = []
     for file in range(num_files):
         own = " " + text(rng, PROMPT[role] - SHARED[role])
-        yield Step(f"{name}{file}", (*history, own), OUTPUT[role][file % len(OUTPUT[role])])
+        num_output = OUTPUT[role][file % len(OUTPUT[role])]
+        made.append(Step(f"{name}{file}", (*history, own), num_output, num_read // num_files))
+    return made
 
 
-def _excerpts(rng: random.Random, steps: Sequence[Step], num_tokens: int) -> list[Part]:
+def _heads(rng: random.Random, steps: Sequence[Step], num_tokens: int) -> list[Part]:
     """The beginnings of these outputs, and words that make up for what they are too short by."""
-    each = num_tokens // len(steps)
-    missing = num_tokens - sum(min(each, step.num_output) for step in steps)
+    missing = num_tokens - sum(step.outputs[0][1] for step in steps)
     padding: list[Part] = [" " + text(rng, missing)] if missing else []
-    return [*padding, *(Value(step.name, each) for step in steps)]
+    return [*padding, *(step.head for step in steps)]

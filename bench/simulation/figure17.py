@@ -80,7 +80,10 @@ def sustained(figure: Figure) -> str:
     found = []
     for arm in figure.arms:
         medians = [(x, spread["median"]) for x in figure.xs if (spread := figure.at(arm, x, "ms/token"))]
-        highest = max(x for x, value in medians if value <= TWICE * medians[0][1])
+        limit = TWICE * medians[0][1]
+        kept = [x for x, value in medians if value <= limit]
+        lost = [x for x, value in medians if value > limit]
+        highest = max(x for x in kept if not lost or x < lost[0])
         found.append(f"{arm} {highest:g}/s")
     return "sustained: " + ", ".join(found)
 

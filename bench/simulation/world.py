@@ -81,6 +81,7 @@ class Done:
     last_token_s: float
     prompt_tokens: int
     cached_tokens: int
+    answer: str
 
     @property
     def latency_s(self) -> float:
@@ -139,54 +140,58 @@ async def _whole(world: World, application: Application, number: int) -> Done:
     """One round trip: all calls at once, and the get of the answer with them."""
     began_s = world.loop.time()
     await world.half_way()
-    calls = [_call(step, application) for step in application.steps]
-    graph, _ = await _serve(world, application, calls)
+    graph, values = await _serve(world, application, application.steps)
     await world.half_way()
-    return _done(number, application, (began_s, world.loop.time()), graph.calls)
+    return _done(number, application, (began_s, world.loop.time()), graph.calls, values[-1])
 
 
 async def _step_by_step(world: World, application: Application, number: int) -> Done:
     """A round trip for each call, as soon as the outputs that it reads have come."""
     began_s = world.loop.time()
-    outputs: dict[str, asyncio.Future[str]] = {
-        step.name: world.loop.create_future() for step in application.steps
+    known: dict[str, asyncio.Future[str]] = {
+        variable: world.loop.create_future() for step in application.steps for variable, _ in step.outputs
     }
 
     async def run_step(step: Step) -> api.GraphReply:
-        parts = [await _written(part, outputs) for part in step.prompt]
+        prompt = "".join([await _written(part, known) for part in step.prompt])
         await world.half_way()
-        alone = Step(step.name, ("".join(parts),), step.num_output)
-        graph, value = await _serve(world, application, [_call(alone, application)])
+        alone = dataclasses.replace(step, prompt=(prompt,))
+        graph, values = await _serve(world, application, [alone])
         await world.half_way()
-        outputs[step.name].set_result(value)
+        for (variable, _), value in zip(step.outputs, values, strict=True):
+            known[variable].set_result(value)
         return graph
 
     graphs = await asyncio.gather(*map(run_step, application.steps))
     calls = [call for graph in graphs for call in graph.calls]
-    return _done(number, application, (began_s, world.loop.time()), calls)
+    answer = known[application.steps[-1].name].result()
+    return _done(number, application, (began_s, world.loop.time()), calls, answer)
 
 
-async def _written(part: Part, outputs: dict[str, asyncio.Future[str]]) -> str:
+async def _written(part: Part, known: dict[str, asyncio.Future[str]]) -> str:
     if isinstance(part, Value):
-        return part.of(await outputs[part.step])
+        return await known[part.variable]
     return part.text if isinstance(part, Argument) else part
 
 
 async def _serve(
-    world: World, application: Application, calls: list[dict[str, Any]]
-) -> tuple[api.GraphReply, str]:
-    """Submit calls as a session of their own, which is left to expire, and wait for the last one's output."""
+    world: World, application: Application, steps: Sequence[Step]
+) -> tuple[api.GraphReply, list[str]]:
+    """Submit calls as a session of their own, which is left to expire, and wait for the last outputs."""
     service, tenant = world.cluster.service, application.tenant
     session_id = service.create_session(tenant=tenant).session_id
-    answer = calls[-1]["placeholders"][-1]["semantic_var_id"]
+    answer = steps[-1].name
     body = {
         "session_id": session_id,
-        "calls": calls,
+        "calls": [_call(step, application) for step in steps],
         "labels": [{"semantic_var_id": answer, "criteria": application.objective}],
     }
     service.submit(api.SubmitBody.model_validate(body), tenant=tenant)
-    reply = await service.get(api.GetBody(session_id=session_id, semantic_var_id=answer), tenant=tenant)
-    return service.graph(session_id, tenant=tenant), reply.value or ""
+    values = []
+    for variable, _ in steps[-1].outputs:
+        get = api.GetBody(session_id=session_id, semantic_var_id=variable)
+        values.append((await service.get(get, tenant=tenant)).value or "")
+    return service.graph(session_id, tenant=tenant), values
 
 
 def _call(step: Step, application: Application) -> dict[str, Any]:
@@ -197,23 +202,23 @@ def _call(step: Step, application: Application) -> dict[str, Any]:
             pieces.append(part)
             continue
         pieces.append(f"{{{{input:i{number}}}}}")
-        hole: dict[str, Any] = {"name": f"i{number}", "kind": "input"}
-        if isinstance(part, Value):
-            hole |= {"semantic_var_id": part.step, "transforms": part.transforms}
-        else:
-            hole["value"] = part.text
-        placeholders.append(hole)
-    sampling = {"max_tokens": step.num_output, "ignore_eos": True}
-    placeholders.append({"name": "o", "kind": "output", "semantic_var_id": step.name, "sampling": sampling})
-    return {
-        "function": application.kind,
-        "prompt": "".join(pieces) + "{{output:o}}",
-        "placeholders": placeholders,
-    }
+        source = {"semantic_var_id": part.variable} if isinstance(part, Value) else {"value": part.text}
+        placeholders.append({"name": f"i{number}", "kind": "input", **source})
+    for number, (variable, num_tokens) in enumerate(step.outputs):
+        pieces.append(f"{{{{output:o{number}}}}}")
+        sampling = {"max_tokens": num_tokens, "ignore_eos": True}
+        placeholders.append(
+            {"name": f"o{number}", "kind": "output", "semantic_var_id": variable, "sampling": sampling}
+        )
+    return {"function": application.kind, "prompt": "".join(pieces), "placeholders": placeholders}
 
 
 def _done(
-    number: int, application: Application, span_s: tuple[float, float], calls: Sequence[api.CallView]
+    number: int,
+    application: Application,
+    span_s: tuple[float, float],
+    calls: Sequence[api.CallView],
+    answer: str,
 ) -> Done:
     last = calls[-1]
     return Done(
@@ -226,6 +231,7 @@ def _done(
         (last.timing.finished_us or 0) / 1e6,
         sum(call.prompt_tokens for call in calls),
         sum(call.cached_tokens for call in calls),
+        answer,
     )
 
 
