@@ -10,10 +10,12 @@ import pytest
 from graph_builder import finish, flow_call, join, make_graph, prompt_call, submit, value, write
 from parrot import api
 from parrot.errors import DeadlineExceeded
-from parrot.manager.analysis import deduce
+from parrot.manager.analysis import deduce, deducing
+from parrot.manager.cone import NODES_AT_ONCE
 from parrot.manager.demand import Demand
 from parrot.manager.graph import Graph
 from parrot.manager.pace import Pace
+from parrot.manager.slices import run_whole
 from parrot.wire import CostModel
 
 # 10 ms until the first token, then 1 ms a token: a call of 21 tokens takes 30 ms.
@@ -208,6 +210,22 @@ def test_a_deadline_of_a_call_is_that_of_its_outputs() -> None:
     submit(graph, flow_call("A", [], ["a"], objective="DEADLINE", target_ms=50.0))
     assert [call.request_id for call in graph.expire(50_000).ended] == ["A"]
     assert graph.calls[1].state == "cancelled"  # type: ignore[index]
+
+
+def test_a_producer_that_comes_between_two_slices_is_deduced_next_time() -> None:
+    graph = make_graph()
+    names = [f"v{i}" for i in range(2 * NODES_AT_ONCE)]
+    submit(graph, *[call(name, ["x"], [name]) for name in names], variables=[value("x"), join("j", *names)])
+    graph.label("j", "DEADLINE", target_ms=1_000)
+    slices = deducing(graph, pace=PACE)
+    for _ in range(10):  # the cone is there, its times are not
+        next(slices)
+    submit(graph, call("X", [], ["x"]))
+    assert graph.is_stale
+    run_whole(slices)
+    assert starts(graph)["X"] is None
+    deduce(graph, pace=PACE)
+    assert starts(graph) == {"X": 940_000, **dict.fromkeys(names, 970_000)}
 
 
 def test_a_start_is_the_earliest_over_all_paths_of_random_graphs() -> None:

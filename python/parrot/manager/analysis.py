@@ -53,6 +53,7 @@ def deducing(graph: Graph, *, now_us: int = 0, pace: Pace | None = None) -> Gene
     path = None
     if any(demand.has_time for demand in labels.values()):
         path = CriticalPath(labels, pace=pace or Pace(), now_us=now_us)
+        yield from path.measuring()
     graph.review_us = None if path is None else path.review_us
     urgent = set() if path is None else path.urgent
     latency = {node for node, demand in labels.items() if demand.criteria not in _PATIENT or node in urgent}

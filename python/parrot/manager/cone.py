@@ -11,10 +11,9 @@ from collections.abc import Generator, Iterable, Iterator
 from .call import Call
 from .demand import Demand
 from .graph import Graph
-from .slices import run_whole
 from .variable import Variable
 
-_NODES_AT_ONCE = 64
+NODES_AT_ONCE = 64
 
 Unit = tuple[Call, int]
 Node = Unit | Variable
@@ -51,13 +50,6 @@ class Cone:
         self.depth: dict[Node, int] = {}
         self.calls: set[Call] = set()
 
-    @classmethod
-    def of(cls, labelled: Iterable[Node]) -> Cone:
-        """The whole cone."""
-        cone = cls(labelled)
-        run_whole(cone.growing())
-        return cone
-
     def growing(self) -> Generator[None, None, None]:
         """Find all nodes and their depths; yields now and then (:mod:`parrot.manager.slices`). The graph may
         go on meanwhile: values that come only take dependencies away, and submits never close a cycle."""
@@ -85,7 +77,7 @@ class Cone:
                 if dependency is None:
                     stack.pop()
                     order.append(node)
-                    if len(order) % _NODES_AT_ONCE == 0:
+                    if len(order) % NODES_AT_ONCE == 0:
                         yield
                     continue
                 self.readers[dependency].append(node)
@@ -96,7 +88,7 @@ class Cone:
 
     def _measure(self) -> Generator[None, None, None]:
         for number, node in enumerate(self.readers_first):
-            if number % _NODES_AT_ONCE == 0:
+            if number % NODES_AT_ONCE == 0:
                 yield
             depth = 0
             for reader in self.readers.get(node, ()):

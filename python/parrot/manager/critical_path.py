@@ -8,10 +8,10 @@ allow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 from .call import Call, InputPart, TextPart
-from .cone import Cone, Node, Unit, dependencies
+from .cone import NODES_AT_ONCE, Cone, Node, Unit, dependencies
 from .demand import Demand, earliest
 from .pace import CHARS_PER_TOKEN, Pace
 from .variable import Variable
@@ -26,21 +26,29 @@ class CriticalPath:
 
     def __init__(self, labels: Mapping[Node, Demand], *, pace: Pace, now_us: int) -> None:
         self._labels = {node: demand for node, demand in labels.items() if demand.has_time}
-        self.cone = Cone.of(self._labels)
+        self.cone = Cone(self._labels)
         self._pace = pace
+        self._now_us = now_us
         self._num_tokens: dict[Variable, float] = {}
         self._took_us: dict[Unit, tuple[float, float]] = {}
         self.start_by_us: dict[Unit, int] = {}
         self.urgent: set[Node] = set()
         self.review_us: int | None = None
-        self._judge(self._remaining(), now_us)
-        self._carry_down()
 
-    def _remaining(self) -> dict[Node, float]:
-        """Microseconds of the critical path up to the end of each node."""
+    def measuring(self) -> Generator[None, None, None]:
+        """Find all of that; yields now and then (:mod:`parrot.manager.slices`), and the graph may go on."""
+        yield from self.cone.growing()
+        self._judge((yield from self._remaining()))
+        yield from self._carry_down()
+
+    def _remaining(self) -> Generator[None, None, dict[Node, float]]:
+        """Microseconds of the critical path up to the end of each node. A producer that came to a variable
+        since the cone was built is left out: its submit has made the graph stale again."""
         remaining: dict[Node, float] = {}
-        for node in reversed(self.cone.readers_first):
-            before = max((remaining[below] for below in dependencies(node)), default=0.0)
+        for number, node in enumerate(reversed(self.cone.readers_first)):
+            if number % NODES_AT_ONCE == 0:
+                yield
+            before = max((remaining.get(below, 0.0) for below in dependencies(node)), default=0.0)
             if isinstance(node, Variable):
                 self._num_tokens[node] = self._tokens_of(node)
                 remaining[node] = before
@@ -49,19 +57,21 @@ class CriticalPath:
                 remaining[node] = before + sum(self._took_us[node])
         return remaining
 
-    def _judge(self, remaining: Mapping[Node, float], now_us: int) -> None:
+    def _judge(self, remaining: Mapping[Node, float]) -> None:
         for node, demand in self._labels.items():
             if demand.due_us is None:
                 continue
             urgent_us = demand.due_us - round(MARGIN * remaining[node])
-            if urgent_us <= now_us:
+            if urgent_us <= self._now_us:
                 self.urgent.add(node)
             else:
                 self.review_us = earliest(self.review_us, urgent_us)
 
-    def _carry_down(self) -> None:
+    def _carry_down(self) -> Generator[None, None, None]:
         end_by_us: dict[Node, int | None] = {}
-        for node in self.cone.readers_first:
+        for number, node in enumerate(self.cone.readers_first):
+            if number % NODES_AT_ONCE == 0:
+                yield
             demand = self._labels.get(node)
             due_us = None if demand is None else demand.due_us
             due_us = earliest(
