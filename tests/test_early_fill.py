@@ -69,18 +69,23 @@ def test_calls_go_first_and_share_what_is_there_of_an_unfinished_prefix(
     assert harness.engine.counters.early_fill_tokens == 64 + 1, "the call computed the rest, but for the last"
 
 
-def test_beside_running_calls_a_piece_costs_a_fiftieth_of_a_step(
+def test_beside_running_calls_pieces_cost_a_hundredth_of_the_steps(
     model: tuple[DecoderModel, Tokenizer],
 ) -> None:
     harness = Harness(*model, cost_model=cost(base_us=5_000.0, per_prefill_token_us=20.0))
-    call = harness.submit(prompt(1, 20), max_tokens=40)
+    call = harness.submit(prompt(1, 20), max_tokens=60)
     harness.step()
-    early = fill(harness, prompt(2, 60))
-    before = harness.engine.counters.early_fill_tokens
-    harness.step()
-    assert harness.engine.counters.early_fill_tokens - before == 5
-    assert harness.engine.stats().num_held_blocks == 2, "those of the call"
-    alone = Harness(*model).generate(prompt(1, 20), max_tokens=40)
+    early = fill(harness, prompt(2, 70))
+    pieces = []
+    for number in range(1, 50):
+        before = harness.engine.counters.early_fill_tokens
+        harness.step()
+        done = harness.engine.counters.early_fill_tokens
+        pieces.append(done - before)
+        assert 20 * done <= 50 * number, "50 us of each step, 20 for a token"
+    assert max(pieces) <= 18, "about the least that is worth a piece"
+    assert sum(pieces) == 70
+    alone = Harness(*model).generate(prompt(1, 20), max_tokens=60)
     first, second = harness.run(call, early)
     assert first.ids == alone.ids
     assert second.done is not None

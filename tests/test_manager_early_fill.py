@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+import simulation
 from graph_builder import prompt_call, read, value
 from manager_harness import Manager, ScriptedEngine, running_manager, until
 from parrot import api, wire
 from parrot.manager.early_fill import EarlyFillCounters
+from parrot.simulation.cluster import running_cluster
+from parrot.simulation.engine import EngineSpec
+from parrot.simulation.loop import SimulatedLoop, run_simulated
 
 ROLE = "You are a reviewer of programs who reads every line with care and says what is wrong with it. "
 WAITING = prompt_call("wait", ROLE + "{{input:code}} {{output:review}}")
@@ -217,6 +221,20 @@ def test_closing_a_session_releases_its_fills_and_contexts_at_once(tiny_model: P
     run(tiny_model, scenario)
 
 
+def test_an_expired_session_leaves_no_context_its_name(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine()
+        session = manager.submit(prompt_call("done", "Say {{output:said}}"))
+        await manager.get(session, "said")
+        known = manager.executor.knowledge.ledger
+        await until(lambda: len(known) == 1)
+        (context,) = known.of_engine(1)
+        await until(lambda: freed(engine) == {context})
+        assert len(known) == 0
+
+    run(tiny_model, scenario, session_idle_s=0.2)
+
+
 def test_a_long_beginning_is_encoded_beside_the_loop(tiny_model: Path) -> None:
     long = " ".join(f"rule {number} says so." for number in range(2000))
     assert len(long) > 16 * 1024
@@ -236,3 +254,39 @@ def test_a_long_beginning_is_encoded_beside_the_loop(tiny_model: Path) -> None:
         assert ids[: len(idle._first_ids(fill))] == idle._first_ids(fill)
 
     run(tiny_model, scenario)
+
+
+def simulate(num_engines: int, *off: str) -> tuple[float, float]:
+    """Seconds until a plan is there, and from then until the program of one who waited with 3,600 tokens of
+    rules: on engines that cost what a 7B model costs."""
+    cost = wire.CostModel(4560.0, 12.8, 21.1, 0.1234, 230_400, 14_400)
+    calls = [
+        simulation.call(simulation.text(0, 250), "plan", max_tokens=880),
+        simulation.call(simulation.text(100, 3600), "code", ["plan"], max_tokens=50),
+    ]
+
+    async def main(loop: SimulatedLoop) -> tuple[float, float]:
+        config = simulation.manager_config(off)
+        tokenizer, words = simulation.words_tokenizer(), simulation.made_up_text()
+        engines = [EngineSpec(cost)] * num_engines
+        async with running_cluster(loop, config, tokenizer, engines, words) as cluster:
+            session = cluster.service.create_session().session_id
+            cluster.service.submit(simulation.body(session, calls, [("code", "LATENCY")]))
+            times = []
+            for name in ("plan", "code"):
+                await cluster.service.get(api.GetBody(session_id=session, semantic_var_id=name))
+                times.append(loop.time())
+            return times[0], times[1] - times[0]
+
+    return run_simulated(main)
+
+
+def test_an_idle_engine_saves_the_time_of_the_prefix_and_a_busy_one_loses_a_hundredth() -> None:
+    plan, code = simulate(2, "early_fill")
+    plan_filled, code_filled = simulate(2)
+    assert plan_filled == plan
+    assert code - code_filled > 0.9 * 3600 * 21.1e-6
+    plan, code = simulate(1, "early_fill")
+    plan_filled, code_filled = simulate(1)
+    assert plan_filled < 1.011 * plan
+    assert code_filled < code

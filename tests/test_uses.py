@@ -169,6 +169,24 @@ def test_a_context_is_kept_up_to_where_an_unfinished_call_agrees_with_it(tiny_mo
     run(tiny_model, scenario)
 
 
+def test_a_context_has_no_use_left_when_its_last_consumer_has_ended(tiny_model: Path) -> None:
+    calls = (
+        prompt_call("one", "{{input:text}} say one {{output:a}}", read("text", value=WORDS)),
+        prompt_call("two", "{{input:text}} say two of {{input:a}} {{output:b}}", read("text", value=WORDS)),
+        prompt_call("never", "Wait {{input:outside}} {{output:c}}"),
+    )
+
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine()
+        variables = [value("outside").model_dump()]
+        session = manager.submit(*calls, variables=variables)
+        await manager.get(session, "b")
+        contexts = [dispatch.verbs[0].context_id for dispatch in engine.dispatches]
+        await until(lambda: all(told(engine.other).get(context) == (0, 0, 0) for context in contexts))
+
+    run(tiny_model, scenario)
+
+
 def test_nothing_is_said_of_eviction_when_it_is_switched_off(tiny_model: Path) -> None:
     async def scenario(manager: Manager) -> None:
         engine = await manager.add_engine()

@@ -3,12 +3,17 @@
 They are never in the way. A prefix is held only while a step computes a piece of it; between steps what is
 there of it is cache like any other, which whoever needs the blocks may take, and which is looked for again
 before the next piece. Together they get a quarter of the pool.
+
+What a piece costs is told by the engine's cost model. Beside calls a hundredth of their steps is saved up for
+pieces: each reads what is there of its prefix, so that few long ones cost less than many short ones. While
+nobody else is there, a piece is short enough not to keep a call that comes waiting for long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from math import inf
 
 from .._core import ContextTree
 from ..errors import EngineError
@@ -19,7 +24,8 @@ from .call import EngineCall
 from .runner import Work
 
 POOL_SHARE = 4  # one part in so many
-MAX_SLOWDOWN = 0.02  # of a step that calls wait for
+MAX_SLOWDOWN = 0.01  # of the steps that calls wait for, in the mean
+MAX_LONGER = 0.25  # of one such step
 MAX_DELAY_US = 20_000.0  # of a call that comes while the engine has nothing else to do
 _MIN_PIECE = 16
 
@@ -35,6 +41,8 @@ class EarlyFills:
         self._cached = cached
         self._max_batch_tokens = max_batch_tokens
         self._cost = cost_model
+        self._per_token_us = 1e-3 if cost_model is None else max(cost_model.per_prefill_token_us, 1e-3)
+        self._credit_us = 0.0  # that calls have given up and no piece has used
         self._calls: list[EngineCall] = []
         self._held: list[EngineCall] = []  # by the present step
         self._done: dict[ContextId, int] = {}  # blocks of those that are cached
@@ -84,17 +92,23 @@ class EarlyFills:
         wait for room, and none of a prefix that a running call is computing."""
         if not self._calls or len(waiting):
             return []
-        budget = self._budget(work)
+        room = self._max_batch_tokens - sum(w.count for w in work)
+        left_us = self._allowance_us(len(work))
         pieces: list[Work] = []
         for call in self._calls:
-            if budget <= 0 or len(pieces) >= max_pieces:
+            must_go_on = not work and not pieces
+            if len(pieces) >= max_pieces or self._affordable(call, left_us, room, must_go_on) == 0:
                 break
             if waiting.is_being_computed(call, running):
                 continue
             self._open(call)
-            count = min(call.num_computable, budget)
-            pieces.append(Work(call, count))
-            budget -= count
+            count = min(call.num_computable, self._affordable(call, left_us, room, must_go_on))
+            if count > 0:
+                pieces.append(Work(call, count))
+                room -= count
+                left_us -= self._fixed_us(call) + self._per_token_us * count
+        if work:
+            self._credit_us = left_us
         return pieces
 
     def _open(self, call: EngineCall) -> None:
@@ -105,15 +119,29 @@ class EarlyFills:
         call.has_context = True
         self._held.append(call)
 
-    def _budget(self, work: Sequence[Work]) -> int:
-        room = self._max_batch_tokens - sum(w.count for w in work)
+    def _allowance_us(self, batch: int) -> float:
+        """What the pieces of this step may cost."""
+        if batch == 0:
+            return inf if self._cost is None else MAX_DELAY_US
         if self._cost is None:
-            return 0 if work else room
-        per_token_us = max(self._cost.per_prefill_token_us, 1e-3)
-        if not work:
-            return min(room, max(_MIN_PIECE, int(MAX_DELAY_US / per_token_us)))
-        step_us = self._cost.base_us + self._cost.per_sequence_us * len(work)
-        return min(room, int(MAX_SLOWDOWN * step_us / per_token_us))
+            return 0.0
+        step_us = self._cost.base_us + self._cost.per_sequence_us * batch
+        return min(self._credit_us + MAX_SLOWDOWN * step_us, MAX_LONGER * step_us)
+
+    def _affordable(self, call: EngineCall, left_us: float, room: int, must_go_on: bool) -> int:
+        """Tokens of a piece, 0 if it is not worth one: each piece reads all that is there of its prefix."""
+        num_tokens = (
+            min(room, int((left_us - self._fixed_us(call)) / self._per_token_us)) if left_us < inf else room
+        )
+        least = min(_MIN_PIECE, call.num_remaining, room)
+        if num_tokens >= least:
+            return num_tokens
+        return least if must_go_on else 0
+
+    def _fixed_us(self, call: EngineCall) -> float:
+        if self._cost is None:
+            return 0.0
+        return self._cost.per_sequence_us + self._cost.per_kv_token_us * call.num_computed
 
     def let_go(self) -> list[EngineCall]:
         """The step is over, or must do without them: what is there of them is cache. Returns those that were
