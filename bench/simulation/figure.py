@@ -117,7 +117,9 @@ class Figure:
             if self.log_y:
                 panel.set_yscale("log")
         if self.x_label:
-            panels[0][0].legend(fontsize=7)
+            panels[0][0].legend(
+                fontsize=7, title="dotted: the paper" if self.paper else None, title_fontsize=7
+            )
         chart.suptitle(f"Figure {self.number}: {self.title} (simulated)", fontsize=9)
         chart.savefig(path, dpi=90)
         pyplot.close(chart)
@@ -128,7 +130,14 @@ class Figure:
             xs, medians = [x for x, _ in spreads], [value["median"] for _, value in spreads]
             below = [value["median"] - value["least"] for _, value in spreads]
             above = [value["most"] - value["median"] for _, value in spreads]
-            panel.errorbar(xs, medians, yerr=[below, above], marker="o", ms=3, lw=1.2, capsize=2, label=arm)
+            (line, *_) = panel.errorbar(
+                xs, medians, yerr=[below, above], marker="o", ms=3, lw=1.2, capsize=2, label=arm
+            )
+            paper = [
+                (x, self.paper[arm][key]) for x in xs if (key := f"{name} @ {x:g}") in self.paper.get(arm, {})
+            ]
+            if paper:
+                panel.plot(*zip(*paper, strict=True), ls=":", lw=1, color=line.get_color())
         panel.set_xlabel(self.x_label, fontsize=8)
 
     def _bars(self, panel: Any, name: str) -> None:
@@ -138,6 +147,7 @@ class Figure:
             panel.barh(place, value["median"], xerr=error, capsize=2, height=0.6)
             paper = self.paper.get(arm, {}).get(name)
             if paper is not None:
-                panel.plot([paper], [place], marker="d", color="black", ms=4)
+                panel.annotate(f"  paper {paper:g}", (value["most"], place), fontsize=7, va="center")
+        panel.set_xlim(0, 1.3 * max(value["most"] for _, value in spreads))
         panel.set_yticks(range(len(spreads)), [arm for arm, _ in spreads], fontsize=7)
         panel.invert_yaxis()
