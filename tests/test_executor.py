@@ -442,8 +442,8 @@ def test_a_deadline_that_comes_near_makes_its_calls_latency_bound(tiny_model: Pa
         engine.held = True
         session = manager.submit(*CHAIN)
         graph = manager.executor.application_of(manager.service._sessions.get(session)).session.graph
-        manager.executor._pace = Pace(base_us=400_000)
-        graph.label("c", "DEADLINE", target_ms=2_500, now_us=now_us())
+        manager.executor._objectives.pace = Pace(base_us=400_000)
+        graph.label("c", "DEADLINE", target_ms=2_900, now_us=now_us())
         manager.executor.relabel(manager.executor.application_of(manager.service._sessions.get(session)))
         await until(lambda: graph.review_us is not None)
         assert {call.objective for call in graph.calls.values()} == {"THROUGHPUT"}
