@@ -59,6 +59,10 @@ class KeyWatch:
             self.num_failures += 1
             log.error("the API keys stay as they were: %s", error.message)
             return
+        except Exception:  # or the file would be followed no more
+            self.num_failures += 1
+            log.exception("the API keys stay as they were")
+            return
         self._tenants.replace_keys(content)
         log.info("%d API keys of %d tenants", len(content.keys), len(content.tenants))
 

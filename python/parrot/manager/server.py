@@ -20,7 +20,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from ..config import EngineConfig, ManagerConfig
+from ..config import EngineConfig, ManagerConfig, is_loopback
 from ..errors import ConfigError, ParrotError, PortInUse
 from ..models import resolve_model
 from ..tokenizer import Tokenizer
@@ -170,6 +170,8 @@ class _Manager:
         host, port = self._listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         log.info("serving %s on %s, engines join at %s", self._config.model, url, engine_address)
+        if self._config.api_keys is None and not is_loopback("host", host):
+            log.warning("nobody needs a key: whoever can reach %s may use the service", url)
         if self._config.ready_file is not None:
             write_ready_file(self._config.ready_file, url, engine_address)
 
