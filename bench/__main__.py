@@ -29,6 +29,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "kernel": ("kernel", "shared-prefix decode attention on a GPU, over the memory floor"),
     "manager": ("manager", "the parts of a call's life, hops of chains, and what calls and sessions cost"),
     "http": ("http_api", "submits at a fixed rate, the OpenAI routes, /health beside the largest body"),
+    "auth": ("auth", "what finding the caller of an API key costs a request"),
     "scheduler": ("scheduler", "placements per second and latency of an event, 1 to 1,000 engines"),
     "prefix-index": ("prefix_index", "insert, match and remove at up to ten million prefixes"),
     "eviction": (
