@@ -19,7 +19,7 @@ from ..tokenizer import EncodedPrompt, Tokenizer
 from .application import Application
 from .call import Call, CallState
 from .call_counts import CallCounts
-from .clock import now_us
+from .clock import now_s, now_us
 from .dispatcher import Dispatcher
 from .early_fill import EarlyFills
 from .engines import Engine, EngineRegistry
@@ -35,7 +35,7 @@ from .replies import ReplyHandler
 from .scheduler_bridge import SchedulerBridge
 from .session import Session
 from .single import SingleCall
-from .slices import run_whole
+from .slices import SLICE_S, run_whole
 from .tenants import Tenants
 from .uses import ContextUses
 from .watchdog import Watchdog
@@ -328,7 +328,12 @@ class Executor:
 
     def engine_replied(self, engine: Engine, replies: tuple[wire.Reply, ...]) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
-        self._replies.handle(engine, replies)
+        began = now_s()
+        for _ in self._replies.handling(engine, replies):
+            # Of a step that ended many calls, the first ones' consumers need not wait for all the others.
+            if now_s() - began > SLICE_S:
+                self.turn()
+                began = now_s()
         self.turn()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 
 from .. import wire
 from ..errors import ErrorInfo, InternalError, TypedOutputFailed
@@ -36,8 +36,8 @@ class ReplyHandler:
         self._apply = apply
         self._fail = fail
 
-    def handle(self, engine: Engine, replies: Iterable[wire.Reply]) -> None:
-        """All replies of one step, in order."""
+    def handling(self, engine: Engine, replies: Iterable[wire.Reply]) -> Generator[None, None, None]:
+        """All replies of one step, in order; yields whenever a call has left the engine."""
         for reply in replies:
             if isinstance(reply, wire.ContextsEvicted):
                 self._knowledge.evicted(engine, reply)
@@ -57,6 +57,8 @@ class ReplyHandler:
                     f"call {run.call.name}: {type(error).__name__} in the service; its log has the trace"
                 )
                 self._fail(run.call, InternalError(message).to_info())
+            if isinstance(reply, wire.CallDone | wire.CallFailed):
+                yield
 
     def _replied(self, engine: Engine, run: Run, reply: wire.Reply) -> None:
         call, single = run.call, run.application.single
