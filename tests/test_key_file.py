@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from parrot.errors import ConfigError
 from parrot.manager.key_file import (
+    ID_CHARS,
     KeyEntry,
     KeyFile,
     KeyRing,
@@ -55,7 +56,7 @@ def test_a_key_finds_its_entry_and_nothing_like_it_does() -> None:
 
 def test_a_key_whose_digest_only_begins_like_a_known_one_is_refused() -> None:
     key = new_key()
-    begins_alike = digest_of(key)[:8] + "0" * 56
+    begins_alike = digest_of(key)[:ID_CHARS] + "0" * (64 - ID_CHARS)
     ring = KeyRing(KeyFile(tenants={"a": TenantLimits()}, keys=[KeyEntry(sha256=begins_alike, tenant="a")]))
     assert ring.find(key.encode()) is None
 
@@ -125,7 +126,7 @@ LIMITS = st.builds(
 
 @given(st.dictionaries(NAMES, LIMITS, max_size=4), st.sets(st.binary(min_size=32, max_size=32), max_size=6))
 def test_what_is_rendered_is_read_back(tenants: dict[str, TenantLimits], digests: set[bytes]) -> None:
-    unlike = {digest[:4]: digest for digest in digests}.values()
+    unlike = {digest[: ID_CHARS // 2]: digest for digest in digests}.values()
     names = [*tenants, None]
     keys = [
         KeyEntry(sha256=digest.hex(), tenant=name, operator=name is None, note="ä")

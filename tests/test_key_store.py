@@ -57,6 +57,12 @@ def test_a_revoked_key_is_gone_and_others_stay(path: Path) -> None:
         revoke_key(path, "")
 
 
+def test_a_new_key_never_has_the_id_of_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter(["one", "one", "other"])
+    monkeypatch.setattr(key_store, "new_key", lambda: next(drawn))
+    assert [add_operator_key(path) for _ in range(2)] == ["one", "other"]
+
+
 def test_a_refused_change_leaves_the_file_as_it_was(path: Path) -> None:
     add_tenant_key(path, "acme", {})
     before = path.read_bytes()

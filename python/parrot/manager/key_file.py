@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from ..errors import ConfigError
 
 KEY_PREFIX = "pk-parrot-"
-ID_CHARS = 8  # hexadecimal digits of a key's digest: what names it in messages and to `parrot key revoke`
+ID_CHARS = 12  # hexadecimal digits of a key's digest: what names it in messages and to `parrot key revoke`
 _KEY_PATTERN = re.compile(rb"pk-parrot-[A-Za-z0-9_-]{43}")
 _MAX_FILE_BYTES = 16 * 2**20
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -98,7 +98,7 @@ class KeyFile(Entry):
                 raise ValueError(f"keys.{index}.tenant: {key.tenant!r} is not among the tenants")
             other = seen.setdefault(key.key_id, index)
             if other != index:
-                raise ValueError(f"keys.{index}.sha256: the key is there already, as keys.{other}")
+                raise ValueError(f"keys.{index}.sha256: a key of this id is there already, as keys.{other}")
         return self
 
 

@@ -69,7 +69,10 @@ class _Change:
         self.tenants[tenant] = known.model_copy(update=limits)
 
     def add_key(self, tenant: str | None, note: str) -> str:
+        known = {entry.key_id for entry in self._keys}
         key = new_key()
+        while digest_of(key)[:ID_CHARS] in known:
+            key = new_key()
         entry = KeyEntry.model_construct(
             sha256=digest_of(key), tenant=tenant, operator=tenant is None, created=_now(), note=note
         )
