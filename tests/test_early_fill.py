@@ -135,6 +135,30 @@ def test_calls_take_the_blocks_of_prefixes_that_were_filled_for_others(
     assert filled.done is not None, "once there is room again"
 
 
+def test_nothing_is_filled_ahead_while_a_call_waits_for_room(model: tuple[DecoderModel, Tokenizer]) -> None:
+    harness = Harness(*model, num_blocks=24, cost_model=cost(5_000.0, 1.0, num_blocks=24))
+    calls = [harness.submit(prompt(seed, 180), max_tokens=30) for seed in (1, 2)]
+    early = fill(harness, prompt(3, 60))
+    while not harness.results[calls[0]].done:
+        harness.step()
+        if harness.engine.stats().num_waiting:
+            assert harness.engine.counters.early_fill_tokens == 0
+    assert harness.engine.counters.preemptions == 0
+    results = harness.run(*calls, early)
+    assert results[-1].done is not None
+
+
+def test_what_a_call_is_computing_is_not_filled_beside_it(model: tuple[DecoderModel, Tokenizer]) -> None:
+    harness = Harness(*model, cost_model=cost(5_000.0, 0.1))
+    prefix = prompt(1, 40)
+    early = fill(harness, prefix + prompt(2, 20))
+    call = harness.submit(prefix, max_tokens=20)
+    harness.step()
+    assert harness.engine.counters.early_fill_tokens == 0
+    harness.run(call, early)
+    assert harness.engine.counters.early_fill_tokens == 20
+
+
 def test_an_aborted_fill_leaves_what_it_has_as_cache(model: tuple[DecoderModel, Tokenizer]) -> None:
     harness = Harness(*model, max_batch_tokens=32)
     prefix = prompt(1, 100)

@@ -13,6 +13,7 @@ import simulation
 from graph_builder import prompt_call, read, value
 from manager_harness import Manager, ScriptedEngine, running_manager, until
 from parrot import api, wire
+from parrot.config import SchedulerConfig
 from parrot.manager.early_fill import EarlyFillCounters
 from parrot.simulation.cluster import running_cluster
 from parrot.simulation.engine import EngineSpec
@@ -290,3 +291,36 @@ def test_an_idle_engine_saves_the_time_of_the_prefix_and_a_busy_one_loses_a_hund
     plan_filled, code_filled = simulate(1)
     assert plan_filled < 1.011 * plan
     assert code_filled < code
+
+
+def test_a_dependent_call_goes_where_its_context_is(tiny_model: Path) -> None:
+    """The second turn of a conversation while both engines are idle; without affinity the first gets it."""
+    turns = (
+        prompt_call("first", ROLE + "{{output:a}}"),
+        prompt_call("second", ROLE + "{{input:a}} and then? {{output:b}}"),
+    )
+    engines: dict[bool, str | None] = {}
+
+    def scenario_with(affinity: bool) -> Callable[[Manager], Awaitable[None]]:
+        async def scenario(manager: Manager) -> None:
+            busy, other = await two_engines(manager)
+            other.held = True
+            manager.submit(prompt_call("busy", "Something else {{output:x}}"))
+            await until(lambda: bool(busy.dispatches))
+            session = manager.submit(*turns)
+            await until(lambda: bool(other.dispatches))
+            busy.held = other.held = False
+            await busy.answer(busy.dispatches[0])
+            await until(lambda: manager.registry.alive[0].num_dispatched == 0)
+            await other.answer(other.dispatches[0])
+            assert await manager.get(session, "b") == "ok"
+            calls = manager.service.graph(session).calls
+            assert calls[0].engine == "engine-1"
+            engines[affinity] = calls[1].engine
+
+        return scenario
+
+    for affinity in (True, False):
+        config = SchedulerConfig(prefix_affinity=affinity)
+        run(tiny_model, scenario_with(affinity), scheduler=config, early_fill=False)
+    assert engines == {True: "engine-1", False: "engine-0"}
