@@ -159,6 +159,19 @@ def test_a_drain_is_asked_for_once_and_the_second_time_it_is_a_stop(router: zmq.
     link.close("done")
 
 
+def test_a_manager_that_comes_during_a_drain_is_told_of_it(router: zmq.Socket[bytes]) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    identity, _ = receive(router)
+    ping(router, identity)
+    link.drain("SIGTERM")
+    ping(router, identity, "m2")
+    kinds = []
+    while wire.Draining not in kinds:
+        kinds.append(type(receive(router)[1]))
+    assert kinds[kinds.index(wire.Draining) - 1] is wire.Register
+    link.close("done")
+
+
 def test_a_drain_that_takes_longer_than_its_grace_is_a_stop(router: zmq.Socket[bytes]) -> None:
     address = router.getsockopt_string(zmq.LAST_ENDPOINT)
     link = Link(LinkConfig(address, 0.05, 30.0, drain_grace_s=0.2), REGISTER, STATS)

@@ -337,8 +337,7 @@ class Engine:
         self._waiting.start_anew(self._running)
         self._running.clear()
         self.uses.clear()
-        lost = self._cached.start_anew()
-        if lost is not None:
+        if (lost := self._cached.start_anew()) is not None:
             self._replies.append(lost)
 
     def _give_up(self, error: EngineError) -> None:

@@ -261,6 +261,9 @@ class Link:
         self._manager_id = ping.manager_id
         self._num_received = self._num_missing = 0
         self._send_register()
+        if self._drain_deadline is not None:  # this manager does not know
+            draining = wire.Draining(self._register.epoch, "it was asked to end")
+            self._dealer.send(wire.encode(draining), zmq.NOBLOCK)
 
     def _send_register(self) -> None:
         register = msgspec.structs.replace(self._register, sequence=self._sequence)
