@@ -58,6 +58,25 @@ def test_serve_starts_a_manager_with_as_many_engines_as_asked(
     assert {(engine.dtype, engine.num_blocks) for engine in rest["engines"]} == {("bfloat16", 100)}
 
 
+def test_each_gpu_has_an_engine(
+    managers: list[tuple[ManagerConfig, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parrot.cli.gpus.num_gpus", lambda: 3)
+    assert CliRunner().invoke(cli.app, ["serve", "--gpus", "all"]).exit_code == 0
+    assert CliRunner().invoke(cli.app, ["serve", "--gpus", "2,1"]).exit_code == 0
+    devices = [[(engine.name, engine.device) for engine in rest["engines"]] for _, rest in managers]
+    assert devices[0] == [("engine-0", "cuda:0"), ("engine-1", "cuda:1"), ("engine-2", "cuda:2")]
+    assert devices[1] == [("engine-0", "cuda:2"), ("engine-1", "cuda:1")]
+
+
+@pytest.mark.parametrize("other", [["--engines", "2"], ["--device", "cuda:0"]])
+def test_gpus_stand_in_place_of_engines_and_device(
+    other: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_main(monkeypatch, "serve", "--gpus", "all", *other) == 2
+    assert "leave out --engines and --device" in capsys.readouterr().err
+
+
 def test_a_manager_alone_starts_no_engine(managers: list[tuple[ManagerConfig, dict[str, Any]]]) -> None:
     assert CliRunner().invoke(cli.app, ["manager", "--engine-port", "9000"]).exit_code == 0
     [(config, rest)] = managers

@@ -133,6 +133,13 @@ def serve(
     engine_host: EngineHost = "127.0.0.1",
     curve_keys: CurveKeys = None,
     device: Device = "cpu",
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="all|N,N",
+            help="One engine on every GPU, or on those named, in place of --engines and --device.",
+        ),
+    ] = None,
     dtype: Dtype = "auto",
     dummy_weights: DummyWeights = False,
     backend: BackendName = "auto",
@@ -159,7 +166,7 @@ def serve(
     """Serve a model: a manager and the engines it keeps alive, on this machine.
 
     More engines can join with `parrot engine --manager tcp://127.0.0.1:PORT`, PORT being the engine port."""
-    check_range("engines", engines, 1, 64)
+    devices = _devices(engines, device, gpus)
     manager_config = _manager_config(
         off or [],
         model=model,
@@ -185,7 +192,7 @@ def serve(
             curve_keys=curve_keys,
             model=model,
             name=f"engine-{index}",
-            device=device,
+            device=engine_device,
             dtype=cast(DType, dtype),
             dummy_weights=dummy_weights,
             backend=cast(Backend, backend),
@@ -198,9 +205,23 @@ def serve(
             drain_grace_s=drain_grace_s,
             stall_after_s=stall_after_s,
         )
-        for index in range(engines)
+        for index, engine_device in enumerate(devices)
     ]
     _run_manager(manager_config, engine_configs, parent_pipe, verbose)
+
+
+def _devices(engines: int, device: str, gpus: str | None) -> list[str]:
+    """Where each engine runs."""
+    check_range("engines", engines, 1, 64)
+    if gpus is None:
+        return [device] * engines
+    if engines != 1 or device != "cpu":
+        raise ConfigError(
+            "--gpus says which engines there are; leave out --engines and --device", param="gpus"
+        )
+    from .gpus import gpu_devices
+
+    return gpu_devices(gpus)
 
 
 def manager(
