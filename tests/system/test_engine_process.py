@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from parrot import wire
+from parrot.dummy_model import write_dummy_model
 from parrot.engine.cost_file import read_cost, write_cost
 from parrot.wire import CallId, ContextId, Dispatch, Fill, Generate, Sampling, pack_ids
 
@@ -319,13 +320,12 @@ def test_a_killed_engine_is_replaced_under_a_new_epoch(manager: Manager, start: 
     assert isinstance(manager.replies_of(manager.dispatch([5, 6, 7]))[-1], wire.CallDone)
 
 
-def test_a_simulated_engine_answers_in_the_time_of_its_cost_model(
-    manager: Manager, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_simulated_engine_answers_in_the_time_of_its_cost_model(manager: Manager, tmp_path: Path) -> None:
     cost = wire.CostModel(20_000, 10, 20, 0.5, 4096, 256)
     write_cost(tmp_path / "cost.json", cost, "made up")
     command = [sys.executable, "-m", "parrot.cli.main", "engine", "--manager", manager.address]
-    command += ["--model", str(tiny_model), "--simulate", str(tmp_path / "cost.json")]
+    model = write_dummy_model(tmp_path / "model", "tiny")  # which has no weights
+    command += ["--model", str(model), "--simulate", str(tmp_path / "cost.json")]
     command += ["--write-cost", str(tmp_path / "again.json")]
     process = subprocess.Popen(command, env=environment())
     try:

@@ -99,7 +99,7 @@ def _simulate(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.CostMo
     from .stats import now_us
 
     cost = read_cost(config.simulate)
-    directory = resolve_model(config.model)
+    directory = resolve_model(config.model, weights=False)
     tokenizer = Tokenizer.load(directory)
     info = model_info(config.model, directory, tokenizer)
     engine = SimulatedEngine(
