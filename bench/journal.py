@@ -1,16 +1,14 @@
 """What the journal costs, and what it brings back: a manager with it and one without, in turns.
 
 Each client submits a batch of calls in a new session, gets the last value and deletes the session. ``paced``
-leaves the manager mostly idle, ``full`` waits for nothing. Then sessions are left behind, the manager is
-killed with SIGKILL and started again.
+leaves the manager mostly idle, ``full`` waits for nothing. Then a manager starts with the journal that
+another has left behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +16,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from parrot.config import DEFAULT_MODEL, ManagerConfig
+from parrot.manager.clock import now_us
+from parrot.manager.journal import Journal
+from parrot.manager.session import SessionTable
+from parrot.manager.slices import run_whole
+from parrot.manager.submit_body import reading
+from parrot.models import resolve_model
+from parrot.tokenizer import Tokenizer
 
 from .service_load import (
     HttpClient,
@@ -31,6 +38,7 @@ from .service_load import (
 from .timing import Spread, latencies, print_table, show, spread
 
 BATCH = 8
+ANSWER = "The summary of this part is short, and every reader of it can go on from here."
 SESSION_CALLS = 8
 _STEP_S = 0.002
 _MAX_TOKENS = 2
@@ -139,17 +147,14 @@ def _ms(figure: Spread) -> str:
 
 
 def _recovery(num_sessions: int) -> dict[str, Any]:
-    """Fill a journal, kill the manager, start it again."""
+    """A manager's start with the journal of one that was killed, of whose calls a tenth had not ended."""
     with tempfile.TemporaryDirectory() as directory:
-        journal = Path(directory) / "journal"
-        options = ("--journal", str(journal), "--session-idle-s", "86400")
-        with simulated_service(step_s=_STEP_S, options=options) as (manager, _):
-            sessions = asyncio.run(_fill(manager.port, num_sessions))
-            os.kill(manager.pid, signal.SIGKILL)
-        num_bytes = sum(path.stat().st_size for path in Path(directory).iterdir())
+        path = Path(directory) / "journal"
+        sessions = asyncio.run(_fill(path, num_sessions))
+        num_bytes = path.stat().st_size
         with _timed_start() as (start_s, _):
             pass
-        with _timed_start(*options) as (recovery_s, manager):
+        with _timed_start("--journal", str(path)) as (recovery_s, manager):
             values_right = asyncio.run(_check(manager.port, sessions))
             memory = manager.memory_bytes
     return {
@@ -169,30 +174,40 @@ def _timed_start(*options: str) -> Iterator[tuple[float, ManagerProcess]]:
         yield time.perf_counter() - begun, manager
 
 
-async def _fill(port: int, num_sessions: int) -> dict[str, str]:
-    """Sessions of a chain each, ended; by session the last value."""
-    waiting = [new_session_id() for _ in range(num_sessions)]
-    values: dict[str, str] = {}
+async def _fill(path: Path, num_sessions: int) -> list[str]:
+    """What a manager would have written of sessions of a chain each; their ids. The last call of every tenth
+    has not ended."""
+    tokenizer = Tokenizer.load(resolve_model(DEFAULT_MODEL, weights=False))
+    journal = Journal.open(path, about={"tokenizer": tokenizer.fingerprint})
+    journal.start()
+    table = SessionTable(ManagerConfig(), journal=journal)
+    ids = []
+    for number in range(num_sessions):
+        session = table.create()
+        ids.append(session.session_id)
+        raw = json.dumps(chain_body(session.session_id, SESSION_CALLS)).encode()
+        session.graph.add(run_whole(reading(raw, ManagerConfig())), now_us=now_us())
+        for index in range(SESSION_CALLS - (number % 10 == 0)):
+            call = session.graph.live[f"r-{index}"]
+            call.dispatch("sim-0")
+            session.graph.complete(call, 0, _text(session.session_id, index))
+        if number % 64 == 0:
+            await journal.committed(journal.last_ticket)
+    await journal.committed(journal.last_ticket)
+    journal.close()
+    return ids
 
-    async def client() -> None:
-        http = await HttpClient.connect(port)
-        while waiting:
-            session_id = waiting.pop()
-            await http.post("/v1/submit", _short(chain_body(session_id, SESSION_CALLS)))
-            get = {"session_id": session_id, "semantic_var_id": f"v-{SESSION_CALLS - 1}"}
-            values[session_id] = (await http.post("/v1/get", get))["value"]
-        http.close()
 
-    await asyncio.gather(*(client() for _ in range(16)))
-    return values
+def _text(session_id: str, index: int) -> str:
+    return f"{ANSWER} {session_id} {index}"
 
 
-async def _check(port: int, values: dict[str, str]) -> bool:
-    """Whether every value is what it was."""
+async def _check(port: int, session_ids: list[str]) -> bool:
+    """Whether a value of each session is what it was."""
     http = await HttpClient.connect(port)
     is_right = True
-    for session_id, value in values.items():
-        get = {"session_id": session_id, "semantic_var_id": f"v-{SESSION_CALLS - 1}", "timeout_ms": 0}
-        is_right &= (await http.post("/v1/get", get))["value"] == value
+    for session_id in session_ids:
+        get = {"session_id": session_id, "semantic_var_id": "v-3", "timeout_ms": 0}
+        is_right &= (await http.post("/v1/get", get))["value"] == _text(session_id, 3)
     http.close()
     return is_right

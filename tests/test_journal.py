@@ -58,6 +58,16 @@ def test_rows_come_back_in_order(tmp_path: Path, num_rows: int) -> None:
     store.close()
 
 
+def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "journal")
+    store.append([value_row(0)])
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
+        "journal": 0o600,
+        "journal-wal": 0o600,
+    }
+    store.close()
+
+
 def test_a_second_manager_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     store = open_store(tmp_path / "journal")
     with pytest.raises(JournalError, match=r"in use by another manager; stop that one, or name another"):

@@ -352,4 +352,5 @@ def _log_to_stderr(verbose: bool) -> None:
         level=logging.INFO if verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    logging.getLogger("parrot.manager.server").setLevel(logging.INFO)  # where it serves, and when it ends
+    for name in ("server", "recovery"):  # where it serves, what came back, and when it ends
+        logging.getLogger(f"parrot.manager.{name}").setLevel(logging.INFO)

@@ -88,6 +88,8 @@ class JournalStore:
         """Open or create a journal. ``about`` says whose rows these are; a journal that says otherwise is
         another's. Raises :class:`JournalError` if it is in use, damaged, of another kind, or cannot be
         written."""
+        with contextlib.suppress(OSError):  # which the next line explains
+            path.touch(mode=0o600)  # prompts and values are in it; SQLite's own files take after this one
         try:
             connection = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
