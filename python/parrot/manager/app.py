@@ -17,6 +17,7 @@ from .exposition import CONTENT_TYPE
 from .http_errors import BodyLimit, error_response, error_responses, install_error_handlers
 from .metrics import Metrics
 from .openai_api import openai_router
+from .readiness import unready_reason
 from .routes import session_router
 from .service import Service
 from .submit_body import schemas_of
@@ -100,7 +101,7 @@ def _add_probes(
     async def ready(request: Request) -> Ready | JSONResponse:
         """Ready: an engine is there and work is taken; 503 says why not, to an operator where there are
         keys."""
-        reason = _unready_reason(service, registry, supervisor)
+        reason = unready_reason(service, registry, supervisor)
         if reason is not None:
             return error_response(Unavailable(reason if caller_of(request).is_operator else _NOT_READY))
         return Ready(
@@ -113,23 +114,3 @@ def _add_metrics(app: FastAPI, metrics: Metrics) -> None:
     async def page() -> Response:
         """Counters and gauges in Prometheus' text format."""
         return Response(metrics.render(), media_type=CONTENT_TYPE)
-
-
-def _unready_reason(service: Service, registry: EngineRegistry, supervisor: Supervisor | None) -> str | None:
-    if service.executor.refusal is not None:
-        return service.executor.refusal
-    if service.journal is not None and service.journal.problem is not None:
-        return service.journal.problem
-    if any(engine.state != "draining" for engine in registry.alive):
-        return service.executor.watchdog.problem
-    if registry.alive:
-        return "every engine is draining: " + ", ".join(engine.name for engine in registry.alive)
-    if registry.stalled:
-        return "; ".join(registry.stalled[:8])
-    if supervisor is not None and supervisor.problem is not None:
-        return supervisor.problem
-    if registry.views():
-        return "no engine is left: " + ", ".join(f"{view.name} is lost" for view in registry.views())
-    if supervisor is not None and supervisor.num_children:
-        return "the engine is starting"
-    return f"no engine has joined at {registry.address} yet"

@@ -16,6 +16,7 @@ from ..wire import EngineStats
 from .call_counts import Histogram
 from .engines import Engine, EngineRegistry
 from .exposition import Sample, by_label, counter, gauge, histogram
+from .readiness import unready_reason
 from .service import Service
 from .tenant_metrics import tenant_families
 
@@ -97,9 +98,9 @@ class Metrics:
 
     def _state(self) -> Iterator[str]:
         executor, registry = self._service.executor, self._registry
-        is_open = executor.refusal is None and executor.watchdog.problem is None
+        is_ready = unready_reason(self._service, registry) is None
         yield gauge("build_info", "The version that serves.", [({"version": __version__}, 1)])
-        yield gauge("ready", "Whether calls can run.", [({}, is_open and bool(registry.usable))])
+        yield gauge("ready", "Whether calls can run.", [({}, is_ready)])
         yield gauge("sessions", "Live sessions.", [({}, self._service.num_sessions)])
         yield counter("stalls", "Work that waited and made no step.", [({}, executor.watchdog.num_stalls)])
         yield counter("frames_dropped", "Frames that were no message.", [({}, registry.num_dropped_frames)])
