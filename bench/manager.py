@@ -60,7 +60,7 @@ def run(quick: bool) -> dict[str, Any]:
         asyncio.run(_chains(manager, 2, 2))
         hops = _hops(manager, engine, sizes)
         calls = _calls(manager, sizes)
-    with simulated_service(step_s=30.0) as (manager, _):
+    with simulated_service(step_s=10.0) as (manager, _):
         memory = asyncio.run(_session_bytes(manager, sizes))
     with simulated_service(step_s=MEDIAN_INFERENCE_S / CALL_TOKENS) as (manager, (engine,)):
         asyncio.run(_chains(manager, 2, 1))

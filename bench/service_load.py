@@ -73,7 +73,8 @@ def manager_process(*options: str) -> Iterator[ManagerProcess]:
     with tempfile.TemporaryDirectory() as directory:
         ready_file, log_file = Path(directory) / "ready.json", Path(directory) / "log"
         command = [sys.executable, "-m", "parrot.cli.main", "manager", "--model", DEFAULT_MODEL]
-        command += ["--port", "0", "--engine-port", "0", "--ready-file", str(ready_file), *options]
+        command += ["--port", "0", "--engine-port", "0", "--ready-file", str(ready_file)]
+        command += ["--drain-grace-s", "0", *options]
         with log_file.open("wb") as log:
             process = subprocess.Popen(command, stderr=log)
         try:

@@ -128,6 +128,7 @@ def _main(spec: Spec) -> None:
             simulate=cost,
             max_batch_size=MAX_BATCH,
             max_batch_tokens=65536,
+            drain_grace_s=0.0,
         )
         server.run_engine(config, link_type=_TimedLink)
 

@@ -12,6 +12,9 @@ from zmq.auth.thread import ThreadAuthenticator
 from ..curve import AdmittedEngines, KeyPair, load_manager_keys
 from ..errors import PortInUse
 
+# As numbers: those of zmq are of a Flag, whose operators take a microsecond each.
+_NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS, _ARRIVED = int(zmq.EVENTS), int(zmq.POLLIN)
 _MAX_FRAME_BYTES = 256 * 2**20
 
 
@@ -90,8 +93,8 @@ class RouterSocket:
     def send(self, identity: bytes, frame: bytes) -> bool:
         """See :class:`EngineSocket`."""
         try:
-            self._socket.send(identity, zmq.SNDMORE | zmq.NOBLOCK)
-            self._socket.send(frame, zmq.NOBLOCK)
+            self._socket.send(identity, _MORE)
+            self._socket.send(frame, _NOW)
         except zmq.ZMQError:
             return False
         finally:
@@ -105,7 +108,7 @@ class RouterSocket:
         """See :class:`EngineSocket`."""
         while True:
             try:
-                return self._socket.recv_multipart(zmq.NOBLOCK)
+                return self._socket.recv_multipart(_NOW)
             except zmq.Again:
                 self._arrival = self._loop.create_future()
                 await self._arrival
@@ -114,7 +117,7 @@ class RouterSocket:
         self._look_is_due = False
         if self._arrival is None or self._arrival.done() or self._context.closed:
             return
-        if cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if cast(int, self._socket.getsockopt(_EVENTS)) & _ARRIVED:
             self._arrival.set_result(None)
 
     def close(self) -> None:
