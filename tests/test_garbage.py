@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from manager_harness import running_manager
 from parrot import api
 from parrot.manager.call import Call
+from parrot.manager.garbage import IdleCollector
 from parrot.manager.graph import Graph
 from parrot.manager.variable import Variable
 
@@ -59,3 +62,18 @@ def test_the_collector_leaves_what_is_there_at_the_start_alone() -> None:
         "assert gc.collect() > 0"
     )
     subprocess.run([sys.executable, "-c", program.replace("; class", "\nclass")], check=True, timeout=60)
+
+
+def test_everything_is_looked_at_once_after_work_and_never_during_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(gc, "collect", lambda: looks.append(1))
+    collector = IdleCollector()
+    for num_ended, num_busy in [(0, 0), (0, 0), (5, 0), (9, 3), (9, 3), (9, 0)]:
+        collector.sweep(num_ended, num_busy)
+        expected = (num_ended, num_busy) == (9, 0)
+        assert len(looks) == expected
+    collector.sweep(9, 0)
+    assert len(looks) == 1
+    collector.sweep(10, 0)
+    collector.sweep(10, 0)
+    assert len(looks) == 2

@@ -22,6 +22,17 @@ def keep_out_of_the_way() -> None:
     gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
 
 
-def collect_when_idle() -> None:
-    """A look at everything; the caller knows that nobody waits."""
-    gc.collect()
+class IdleCollector:
+    """Looks at everything once after work, when a whole interval has passed without any."""
+
+    def __init__(self) -> None:
+        self._seen = 0  # calls that had ended at the last sweep
+        self._collected = 0  # and when everything was looked at
+
+    def sweep(self, num_ended: int, num_busy: int) -> None:
+        """Called now and then with the calls that have ended so far and those that are ready or running."""
+        rested = num_busy == 0 and num_ended == self._seen
+        self._seen = num_ended
+        if rested and num_ended != self._collected:
+            self._collected = num_ended
+            gc.collect()

@@ -21,7 +21,7 @@ from ..tokenizer import EncodedPrompt, Piece, TokenBytes
 from .call import Call
 from .clock import now_us
 from .executor import Executor
-from .garbage import collect_when_idle
+from .garbage import IdleCollector
 from .journal import Journal
 from .key_watch import KeyWatch
 from .logprobs import read_logprobs, to_body
@@ -50,6 +50,7 @@ class Service:
         self.token_bytes = TokenBytes(executor.prompts.tokenizer.backend)
         self.tenants = executor.tenants
         self._sessions = SessionTable(self.config, self.tenants, journal=journal)
+        self._idle_collector = IdleCollector()
         self._submitting: dict[tuple[str, str], asyncio.Future[None]] = {}  # the last one of each session
         self._sweep: asyncio.TimerHandle | None = None
         path = self.config.api_keys
@@ -100,8 +101,7 @@ class Service:
         for session in self._sessions.take_idle():
             log.info("session %s expired", session.session_id)
             self.executor.close(session, SessionClosed("the session expired").to_info())
-        if self.executor.dispatcher.num_busy == 0:
-            collect_when_idle()
+        self._idle_collector.sweep(self.executor.counts.by_state.total(), self.executor.dispatcher.num_busy)
         self._sweep_later()
 
     # --- sessions ---
