@@ -208,4 +208,13 @@ std::vector<Candidate> Placer::candidates_of(const Call& call, int64_t now_us) c
     return Decisions::best_first(finder_.evaluate_all(CallSet(call), now_us));
 }
 
+std::vector<Candidate> Placer::shortlist_of(const Call& call, int64_t now_us) {
+    std::vector<Scored> found;
+    finder_.evaluate(CallSet(call), now_us, false, {}, found);
+    std::vector<Candidate> candidates;
+    candidates.reserve(found.size());
+    for (const Scored& scored : found) candidates.push_back(scored.candidate);
+    return Decisions::best_first(std::move(candidates));
+}
+
 }  // namespace parrot::scheduler

@@ -33,6 +33,8 @@ class Placer {
 
     // Every engine for one call, best first.
     std::vector<Candidate> candidates_of(const Call& call, int64_t now_us) const;
+    // Those of them that are worth a look, of many engines a shortlist.
+    std::vector<Candidate> shortlist_of(const Call& call, int64_t now_us);
 
   private:
     // Calls that are placed by one decision.

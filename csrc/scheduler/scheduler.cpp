@@ -219,7 +219,7 @@ std::vector<Candidate> Scheduler::candidates(const CallSpec& spec, std::span<con
     call.prompt_len = static_cast<int32_t>(token_ids.size());
     call.pool = &fleet_.pool(spec.scope.model);
     call.path = acquire_path(spec.scope, token_ids, boundaries);
-    std::vector<Candidate> found = placer_.candidates_of(call, now_us);
+    std::vector<Candidate> found = placer_.shortlist_of(call, now_us);
     fleet_.release_path(call.path);
     return found;
 }

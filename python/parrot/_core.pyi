@@ -440,8 +440,8 @@ class Scheduler:
         adapter: int = 0,
         public_len: int = 0,
     ) -> list[Candidate]:
-        """Where a call that is not there would be best off: the best 16 engines, best first. Changes
-        nothing."""
+        """Where a call that is not there would be best off: the best 16 engines, of many those of a
+        shortlist, best first. Changes nothing."""
     def engine_load(self, engine_id: int) -> tuple[int, int]:
         """(calls in flight, tokens they hold with a shared prefix counted once)."""
     def check_invariants(self) -> None: ...
