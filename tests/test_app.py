@@ -175,7 +175,11 @@ def test_while_the_journal_cannot_be_written_the_service_says_so_and_lives(
         await manager.add_engine()
         session = await new_session(client)
         submit = {"session_id": session, "submit_id": "s", "calls": [call_body()]}
-        submit["variables"] = [{"semantic_var_id": "big", "value": secrets.token_hex(100_000)}]
+        submit["variables"] = [
+            {"semantic_var_id": "big", "value": secrets.token_hex(100_000)},
+            {"semantic_var_id": "idle"},
+        ]
+        other = await new_session(client)
         assert manager.journal is not None
         manager.journal._store.limit_pages(12)
         check_error(await client.post("/v1/submit", json=submit), 503, "journal_unavailable")
@@ -186,6 +190,9 @@ def test_while_the_journal_cannot_be_written_the_service_says_so_and_lives(
         assert (await client.get("/health")).status_code == 200
         get = {"session_id": session, "semantic_var_id": "y"}
         check_error(await client.post("/v1/get", json=get), 503, "journal_unavailable")
+        cancel = {"session_id": session, "semantic_var_id": "idle"}
+        check_error(await client.post("/v1/cancel", json=cancel), 503, "journal_unavailable")
+        check_error(await client.delete(f"/v1/session/{other}"), 503, "journal_unavailable")
         manager.journal._store.limit_pages(0)
         await until(lambda: manager.journal is not None and manager.journal.problem is None)
         assert (await client.post("/v1/submit", json=submit)).status_code == 200

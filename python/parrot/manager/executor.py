@@ -105,6 +105,7 @@ class Executor:
         if self._uses is not None:
             for call in live:
                 self._uses.submitted(call)
+        self.early.submitted(live)
         self.apply(changes)
 
     def add(
