@@ -42,25 +42,20 @@ Part = str | Value | Argument
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call: its prompt, and how many tokens it generates. The first ``num_head`` of them are an output of
-    their own, if they are fewer than all: what later steps read."""
+    """One call: its prompt, and how many tokens it generates. The last ``num_read`` of them are an output of
+    their own, if they are fewer than all: what later steps read, which is there when the call is done."""
 
     name: str
     prompt: tuple[Part, ...]
     num_output: int
-    num_head: int = 0
+    num_read: int = 0
 
     @property
     def outputs(self) -> list[tuple[str, int]]:
-        """Variable and tokens of each, the step's own name last."""
-        if 0 < self.num_head < self.num_output:
-            return [(f"{self.name}.head", self.num_head), (self.name, self.num_output - self.num_head)]
+        """Variable and tokens of each; the last one has the step's name."""
+        if 0 < self.num_read < self.num_output:
+            return [(f"{self.name}.rest", self.num_output - self.num_read), (self.name, self.num_read)]
         return [(self.name, self.num_output)]
-
-    @property
-    def head(self) -> Value:
-        """What later steps read."""
-        return Value(self.outputs[0][0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +89,7 @@ def chain_summary(rng: random.Random, num_chunks: int, chunk: int, num_output: i
 def map_reduce(rng: random.Random, num_chunks: int, chunk: int, num_output: int) -> Application:
     """Every chunk is summarised by itself, and the summaries together."""
     maps = [Step(f"m{i}", (text(rng, chunk),), num_output) for i in range(num_chunks)]
-    reduce = Step("answer", (text(rng, 20), *(step.head for step in maps)), num_output)
+    reduce = Step("answer", (text(rng, 20), *(Value(step.name) for step in maps)), num_output)
     return Application("map-reduce", (*maps, reduce))
 
 
@@ -128,16 +123,16 @@ def multi_agent(rng: random.Random, num_files: int) -> Application:
     design = SHARED["coder"] - SHARED["architect"] - architect.num_output
     of_code = SHARED["reviewer"] - SHARED["coder"]
     of_reviews = SHARED["reviser"] - SHARED["reviewer"]
-    history: tuple[Part, ...] = (f"{task} {text(rng, design)}", architect.head)
+    history: tuple[Part, ...] = (f"{task} {text(rng, design)}", Value(architect.name))
     files = _branches(rng, "coder", "coder", history, num_files, of_code)
     steps = [architect, *files]
     for number in range(ROUNDS):
-        code = (*history, *_heads(rng, files, of_code))
+        code = (*history, *_excerpts(rng, files, of_code))
         reviewers = _branches(rng, "reviewer", f"reviewer{number}.", code, num_files, of_reviews)
-        reviews = (*code, *_heads(rng, reviewers, of_reviews))
+        reviews = (*code, *_excerpts(rng, reviewers, of_reviews))
         files = _branches(rng, "reviser", f"reviser{number}.", reviews, num_files, of_code)
         steps += [*reviewers, *files]
-    package = Step("package", (text(rng, 20), *(step.head for step in files)), 1)
+    package = Step("package", (text(rng, 20), *(Value(step.name) for step in files)), 1)
     return Application("multi-agent", (*steps, package))
 
 
@@ -153,8 +148,8 @@ def _branches(
     return made
 
 
-def _heads(rng: random.Random, steps: Sequence[Step], num_tokens: int) -> list[Part]:
-    """The beginnings of these outputs, and words that make up for what they are too short by."""
-    missing = num_tokens - sum(step.outputs[0][1] for step in steps)
+def _excerpts(rng: random.Random, steps: Sequence[Step], num_tokens: int) -> list[Part]:
+    """The ends of these outputs, and words that make up for what they are too short by."""
+    missing = num_tokens - sum(step.outputs[-1][1] for step in steps)
     padding: list[Part] = [" " + text(rng, missing)] if missing else []
-    return [*padding, *(step.head for step in steps)]
+    return [*padding, *(Value(step.name) for step in steps)]

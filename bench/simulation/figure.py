@@ -148,6 +148,6 @@ class Figure:
             paper = self.paper.get(arm, {}).get(name)
             if paper is not None:
                 panel.annotate(f"  paper {paper:g}", (value["most"], place), fontsize=7, va="center")
-        panel.set_xlim(0, 1.3 * max(value["most"] for _, value in spreads))
+        panel.set_xlim(0, 1.45 * max(value["most"] for _, value in spreads))
         panel.set_yticks(range(len(spreads)), [arm for arm, _ in spreads], fontsize=7)
         panel.invert_yaxis()
