@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from ..timing import Spread, print_table, show, spread
@@ -107,7 +108,11 @@ class Figure:
         from matplotlib import pyplot
 
         chart, panels = pyplot.subplots(
-            1, len(self.names), figsize=(4.2 * len(self.names), 3.2), squeeze=False, layout="constrained"
+            1,
+            len(self.names),
+            figsize=(max(6.0, 4.2 * len(self.names)), 3.4),
+            squeeze=False,
+            layout="constrained",
         )
         for panel, name in zip(panels[0], self.names, strict=True):
             (self._lines if self.x_label else self._bars)(panel, name)
@@ -120,7 +125,7 @@ class Figure:
             panels[0][0].legend(
                 fontsize=7, title="dotted: the paper" if self.paper else None, title_fontsize=7
             )
-        chart.suptitle(f"Figure {self.number}: {self.title} (simulated)", fontsize=9)
+        chart.suptitle(fill(f"Figure {self.number}: {self.title} (simulated)", 75), fontsize=9)
         chart.savefig(path, dpi=90)
         pyplot.close(chart)
 
