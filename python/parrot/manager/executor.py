@@ -35,12 +35,13 @@ from .replies import ReplyHandler
 from .scheduler_bridge import SchedulerBridge
 from .session import Session
 from .single import SingleCall
-from .slices import SLICE_S, run_whole
+from .slices import run_whole
 from .tenants import Tenants
 from .uses import ContextUses
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
+_REPLIES_S = 0.0005  # of handling replies, some ten of them, before what they made ready is sent
 
 
 class Executor:
@@ -332,7 +333,7 @@ class Executor:
         began = now_s()
         for _ in self._replies.handling(engine, replies):
             # Of a step that ended many calls, the first ones' consumers need not wait for all the others.
-            if now_s() - began > SLICE_S:
+            if now_s() - began > _REPLIES_S:
                 self.turn()
                 began = now_s()
         self.turn()
