@@ -267,8 +267,8 @@ def test_used_up_limits_are_429s_that_say_when(tiny_model: Path, path: Path) -> 
         assert reply.status_code == 204
         assert (await door.clients["requests"].delete(f"/v1/session/{session}")).status_code == 204
         text = (await door.clients["operator"].get("/metrics")).text
-        assert 'parrot_tenant_refused_total{tenant="calls",limit="max_concurrent_calls"} 1\n' in text
-        assert 'parrot_tenant_refused_total{tenant="requests",limit="requests_per_minute"} 1\n' in text
+        assert 'parrot_tenant_refused_total{limit="max_concurrent_calls",tenant="calls"} 1.0\n' in text
+        assert 'parrot_tenant_refused_total{limit="requests_per_minute",tenant="requests"} 1.0\n' in text
 
     limits: dict[str, dict[str, float]] = {
         "calls": {"max_concurrent_calls": 2},
@@ -424,8 +424,8 @@ def test_metrics_name_tenants_up_to_a_bound(
         for who in ("b", "a", "a"):
             await door.session(who)
         text = (await door.clients["operator"].get("/metrics")).text
-        assert 'parrot_tenant_requests_total{tenant="b"} 1\n' in text
-        assert 'parrot_tenant_requests_total{tenant="(others)"} 2\n' in text
+        assert 'parrot_tenant_requests_total{tenant="b"} 1.0\n' in text
+        assert 'parrot_tenant_requests_total{tenant="(others)"} 2.0\n' in text
         assert 'tenant="a"' not in text
 
     run(tiny_model, path, scenario)

@@ -17,6 +17,7 @@ from manager_harness import Manager, running_manager, until
 from parrot import api
 from parrot.config import SchedulerConfig
 from parrot.manager.metrics import Metrics
+from parrot.manager.slices import run_whole
 from test_metrics import Page, parse
 from test_uses import real_engine
 
@@ -90,7 +91,8 @@ def measure(model: Path, *workloads: Workload, share_prefixes: bool = True, **sw
                 await until(lambda: len(manager.registry.alive) == 2)
                 for workload in workloads:
                     await workload(manager)
-                pages.append(parse(Metrics(manager.service, manager.registry).render()))
+                scraped = run_whole(Metrics(manager.service, manager.registry).scraping())
+                pages.append(parse(scraped.content.decode()))
 
     asyncio.run(main())
     return pages[0]

@@ -3,44 +3,68 @@
 from __future__ import annotations
 
 import asyncio
-import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from graph_builder import prompt_call
 from manager_harness import Manager, running_manager, serving, zero_stats
 from parrot.manager.call_counts import Histogram
-from parrot.manager.exposition import gauge, histogram
+from parrot.manager.families import counter, gauge, histogram, info
 from parrot.manager.metrics import MAX_ENGINES, OTHER_ENGINES, Metrics
+from parrot.manager.scrape import SAMPLES_AT_A_TIME, scraping
+from parrot.manager.slices import run_whole
 
-LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\})? (-?[0-9.e+-]+)\Z')
-LABEL = re.compile(r'([a-z]+)="((?:[^"\\\n]|\\.)*)"')
 Page = dict[tuple[str, frozenset[tuple[str, str]]], float]
+OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def parse(text: str) -> Page:
-    """All samples; fails for a line that is none and for a sample whose family has no type."""
+    """All samples of a page in Prometheus' text format, read by the library's own reader."""
+    return samples_of(text_string_to_metric_families(text))
+
+
+def samples_of(families: Iterable[Metric]) -> Page:
+    """All samples; fails for a family or a sample that is there twice and for one without a type."""
     page: Page = {}
-    families: set[str] = set()
-    for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split()
-            assert kind in ("counter", "gauge", "histogram")
-            assert name not in families, f"{name} is there twice"
-            families.add(name)
-        elif not line.startswith("# HELP "):
-            match = LINE.match(line)
-            assert match, line
-            name, labels, value = match.groups()
-            assert name in families or re.sub(r"_(bucket|sum|count)\Z", "", name) in families
-            key = (name, frozenset(LABEL.findall(labels or "")))
+    names: set[str] = set()
+    for family in families:
+        assert family.type in ("counter", "gauge", "histogram", "info"), family
+        assert family.name not in names, f"{family.name} is there twice"
+        names.add(family.name)
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
             assert key not in page, key
-            page[key] = float(value)
+            page[key] = float(sample.value)
     return page
+
+
+class Families(Collector):
+    def __init__(self, *families: Metric) -> None:
+        self.families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families
+
+
+def written(*families: Metric, accept: str = "") -> str:
+    """The page of these families."""
+    registry = CollectorRegistry()
+    registry.register(Families(*families))
+    return run_whole(scraping(registry, accept)).content.decode()
 
 
 def value(page: Page, name: str, **labels: str) -> float:
@@ -62,8 +86,13 @@ def test_the_page_counts_what_has_happened(tiny_model: Path) -> None:
             await asyncio.sleep(0.05)
             async with httpx.AsyncClient(base_url=url) as client:
                 reply = await client.get("/metrics")
-            assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+                open_reply = await client.get("/metrics", headers={"Accept": OPEN})
+            assert reply.headers["content-type"] == PLAIN
+            assert open_reply.headers["content-type"].startswith(
+                "application/openmetrics-text; version=1.0.0"
+            )
             page = parse(reply.text)
+            assert samples_of(open_families(open_reply.text)).keys() == page.keys()
             assert value(page, "calls_ended_total", state="done") == 3
             assert value(page, "calls_ended_total", state="cancelled") == 1
             assert value(page, "call_seconds_count", phase="total") == 3
@@ -100,7 +129,7 @@ def test_many_engines_share_a_series_so_that_the_page_stays_small() -> None:
 
     fleet: Any = SimpleNamespace(engines=[engine(number) for number in range(1000)])
     metrics = Metrics(None, fleet)  # type: ignore[arg-type]
-    page = parse("".join(metrics._engines()))
+    page = parse(written(*metrics._engines()))
     names = {text for _, labels in page for key, text in labels if key == "engine"}
     assert len(names) == MAX_ENGINES + 1
     assert value(page, "engine_running", engine=OTHER_ENGINES) == 2 * (1000 - MAX_ENGINES)
@@ -108,16 +137,44 @@ def test_many_engines_share_a_series_so_that_the_page_stays_small() -> None:
 
 
 def test_label_values_are_escaped() -> None:
-    page = parse(gauge("engine_up", "x", [({"engine": 'a"b\\c\nd'}, 1)]))
-    assert list(page) == [("parrot_engine_up", frozenset({("engine", r"a\"b\\c\nd")}))]
+    text = written(gauge("engine_up", "x", [(('a"b\\c\nd',), 1)], "engine"))
+    assert r'engine="a\"b\\c\nd"' in text
+    assert list(parse(text)) == [("parrot_engine_up", frozenset({("engine", 'a"b\\c\nd')}))]
 
 
 def test_buckets_of_a_histogram_add_up() -> None:
     values = Histogram((0.1, 1.0))
     for seconds in (0.05, 0.1, 0.5, 7.0):
         values.observe(seconds)
-    page = parse(histogram("waits", "x", [({}, values)]))
-    buckets = [value(page, "waits_bucket", le=end) for end in ("0.1", "1", "+Inf")]
+    page = parse(written(histogram("waits", "x", [((), values)])))
+    buckets = [value(page, "waits_bucket", le=end) for end in ("0.1", "1.0", "+Inf")]
     assert buckets == [2, 3, 4]
     assert value(page, "waits_count") == 4
     assert abs(value(page, "waits_sum") - 7.65) < 1e-9
+
+
+@pytest.mark.parametrize("number", [0, 1, SAMPLES_AT_A_TIME, 2 * SAMPLES_AT_A_TIME + 1])
+@pytest.mark.parametrize("accept", ["", OPEN])
+def test_a_page_made_in_slices_is_that_of_the_library(accept: str, number: int) -> None:
+    rows = [((f"t{n}",), n) for n in range(number)]
+    families = (counter("used", "x", rows, "who"), gauge("up", "y", rows, "who"), info("build", "z", a="b"))
+    registry = CollectorRegistry()
+    registry.register(Families(*families))
+    whole = openmetrics_latest(registry) if accept else generate_latest(registry)
+    slices = list(scraping(registry, accept))
+    assert written(*families, accept=accept) == whole.decode()
+    assert len(slices) >= 2 * number / SAMPLES_AT_A_TIME
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "*/*",
+        "nonsense;;=,",
+        "application/openmetrics-text; version=abc",
+        "text/plain; version=1.x, text/html",
+    ],
+)
+def test_what_no_format_is_known_by_is_answered_in_plain_text(accept: str) -> None:
+    page = run_whole(scraping(CollectorRegistry(), accept))
+    assert page.content_type.startswith("text/plain")

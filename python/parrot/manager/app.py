@@ -13,13 +13,13 @@ from ..api import ErrorReply, SubmitBody
 from ..errors import AuthenticationError, InternalError, PermissionDenied, RateLimited, Unavailable
 from .auth import Auth, caller_of
 from .engines import EngineRegistry
-from .exposition import CONTENT_TYPE
 from .http_errors import BodyLimit, error_response, error_responses, install_error_handlers
 from .metrics import Metrics
 from .openai_api import openai_router
 from .readiness import unready_reason
 from .routes import session_router
 from .service import Service
+from .slices import run_in_slices
 from .submit_body import schemas_of
 from .supervisor import Supervisor
 
@@ -111,6 +111,7 @@ def _add_probes(
 
 def _add_metrics(app: FastAPI, metrics: Metrics) -> None:
     @app.get("/metrics", tags=["probes"], response_class=PlainTextResponse)
-    async def page() -> Response:
-        """Counters and gauges in Prometheus' text format."""
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
+    async def page(request: Request) -> Response:
+        """Counters and gauges in Prometheus' text format, or in OpenMetrics' if the request prefers it."""
+        scraped = await run_in_slices(metrics.scraping(request.headers.get("accept", "")))
+        return Response(scraped.content, media_type=scraped.content_type)

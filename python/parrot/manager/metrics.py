@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from .. import __version__
 from ..wire import EngineStats
 from .call_counts import Histogram
 from .engines import Engine, EngineRegistry
-from .exposition import Sample, by_label, counter, gauge, histogram
+from .families import Row, counter, gauge, histogram, info, keyed, single
 from .readiness import unready_reason
+from .scrape import Page, scraping
 from .service import Service
 from .tenant_metrics import tenant_families
 
@@ -56,20 +61,30 @@ _COUNTERS: tuple[tuple[str, str, Read], ...] = (
 )
 
 
-class Metrics:
-    """The page of one service. Lives on the loop."""
+class Metrics(Collector):
+    """What one manager tells of itself, in a registry of its own. Lives on the loop."""
 
     def __init__(self, service: Service, registry: EngineRegistry) -> None:
         self._service = service
         self._registry = registry
         self._lag = LoopLag()
+        self._collectors = CollectorRegistry()
+        self._collectors.register(self)
 
-    def render(self) -> str:
-        """The whole page."""
+    def scraping(self, accept: str = "") -> Generator[None, None, Page]:
+        """The page for a request with this ``Accept`` header, in slices (slices.py)."""
         self._lag.start()
-        return "".join((*self._calls(), *self._state(), *self._engines(), *self._tenants(), *_process()))
+        return scraping(self._collectors, accept)
 
-    def _calls(self) -> Iterator[str]:
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        yield from self._calls()
+        yield from self._state()
+        yield from self._engines()
+        yield from tenant_families(self._service.tenants, self._service.key_watch)
+        yield from _process()
+
+    def _calls(self) -> Iterator[Metric]:
         executor = self._service.executor
         counts, dispatcher = executor.counts, executor.dispatcher
         present = {
@@ -82,52 +97,48 @@ class Metrics:
             "cached": counts.cached_tokens,
             "output": counts.output_tokens,
         }
-        phases = [({"phase": phase}, values) for phase, values in counts.seconds.items()]
-        yield gauge("calls", "Unfinished ones.", by_label("state", present))
-        yield counter("calls_ended", "Calls that have ended.", by_label("state", counts.by_state))
-        yield counter("calls_failed", "Calls that failed.", by_label("code", counts.failures_by_code))
-        yield counter("call_retries", "Calls that ran again.", [({}, dispatcher.num_retries)])
-        yield counter("tokens", "Tokens of ended calls.", by_label("kind", tokens))
-        yield counter(
-            "placements", "What the scheduler did.", by_label("kind", executor.scheduler.counters())
-        )
+        phases = [((phase,), values) for phase, values in counts.seconds.items()]
+        yield gauge("calls", "Unfinished ones.", keyed(present), "state")
+        yield counter("calls_ended", "Calls that have ended.", keyed(counts.by_state), "state")
+        yield counter("calls_failed", "Calls that failed.", keyed(counts.failures_by_code), "code")
+        yield counter("call_retries", "Calls that ran again.", single(dispatcher.num_retries))
+        yield counter("tokens", "Tokens of ended calls.", keyed(tokens), "kind")
+        yield counter("placements", "What the scheduler did.", keyed(executor.scheduler.counters()), "kind")
         early = executor.early.counters
-        yield counter("early_fills", "Prefixes filled ahead.", by_label("event", early.fills()))
-        yield counter("early_fill_tokens", "Tokens of those.", by_label("event", early.token_counts()))
-        yield histogram("call_seconds", "Phases of calls that are done.", phases)
+        yield counter("early_fills", "Prefixes filled ahead.", keyed(early.fills()), "event")
+        yield counter("early_fill_tokens", "Tokens of those.", keyed(early.token_counts()), "event")
+        yield histogram("call_seconds", "Phases of calls that are done.", phases, "phase")
 
-    def _state(self) -> Iterator[str]:
+    def _state(self) -> Iterator[Metric]:
         executor, registry = self._service.executor, self._registry
         is_ready = unready_reason(self._service, registry) is None
-        yield gauge("build_info", "The version that serves.", [({"version": __version__}, 1)])
-        yield gauge("ready", "Whether calls can run.", [({}, is_ready)])
-        yield gauge("sessions", "Live sessions.", [({}, self._service.num_sessions)])
-        yield counter("stalls", "Work that waited and made no step.", [({}, executor.watchdog.num_stalls)])
-        yield counter("frames_dropped", "Frames that were no message.", [({}, registry.num_dropped_frames)])
-        yield counter("frame_losses", "Frames that never came.", [({}, registry.num_lost_frames)])
-        yield counter("cache_snapshots", "Reports of whole caches.", [({}, executor.knowledge.num_snapshots)])
-        yield histogram("loop_lag_seconds", "How late the loop is.", [({}, self._lag.histogram)])
+        yield info("build", "The version that serves.", version=__version__)
+        yield gauge("ready", "Whether calls can run.", single(is_ready))
+        yield gauge("sessions", "Live sessions.", single(self._service.num_sessions))
+        yield counter("stalls", "Work that waited and made no step.", single(executor.watchdog.num_stalls))
+        yield counter("frames_dropped", "Frames that were no message.", single(registry.num_dropped_frames))
+        yield counter("frame_losses", "Frames that never came.", single(registry.num_lost_frames))
+        yield counter("cache_snapshots", "Reports of whole caches.", single(executor.knowledge.num_snapshots))
+        yield histogram("loop_lag_seconds", "How late the loop is.", [((), self._lag.histogram)])
 
-    def _tenants(self) -> Iterator[str]:
-        return tenant_families(self._service.tenants, self._service.key_watch)
-
-    def _engines(self) -> Iterator[str]:
+    def _engines(self) -> Iterator[Metric]:
         engines = self._registry.engines
         states = {state: sum(engine.state == state for engine in engines) for state in _STATES}
         alive = [engine for engine in engines if engine.alive]
         named = alive[:MAX_ENGINES]
-        slowdowns = [({"engine": engine.name}, engine.slowdown.factor) for engine in named]
-        yield gauge("engines", "Engines by state.", by_label("state", states))
-        yield gauge("engine_slowdown", "Step time over that of the cost model.", slowdowns)
+        slowdowns: list[Row] = [((engine.name,), engine.slowdown.factor) for engine in named]
+        yield gauge("engines", "Engines by state.", keyed(states), "state")
+        yield gauge("engine_slowdown", "Step time over that of the cost model.", slowdowns, "engine")
         yield gauge(
             "engine_dispatched",
             "Calls sent and not ended.",
             _each(alive, lambda engine: engine.num_dispatched),
+            "engine",
         )
         for name, text, read in _GAUGES:
-            yield gauge(f"engine_{name}", text, _each(alive, _of_stats(read)))
+            yield gauge(f"engine_{name}", text, _each(alive, _of_stats(read)), "engine")
         for name, text, read in _COUNTERS:
-            yield counter(f"engine_{name}", text, _each(alive, _of_stats(read)))
+            yield counter(f"engine_{name}", text, _each(alive, _of_stats(read)), "engine")
 
 
 class LoopLag:
@@ -152,19 +163,19 @@ class LoopLag:
         self._wait()
 
 
-def _each(engines: Sequence[Engine], read: Callable[[Engine], float]) -> list[Sample]:
-    samples: list[Sample] = [({"engine": engine.name}, read(engine)) for engine in engines[:MAX_ENGINES]]
+def _each(engines: Sequence[Engine], read: Callable[[Engine], float]) -> list[Row]:
+    rows: list[Row] = [((engine.name,), read(engine)) for engine in engines[:MAX_ENGINES]]
     if len(engines) > MAX_ENGINES:
-        samples.append(({"engine": OTHER_ENGINES}, sum(map(read, engines[MAX_ENGINES:]))))
-    return samples
+        rows.append(((OTHER_ENGINES,), sum(map(read, engines[MAX_ENGINES:]))))
+    return rows
 
 
 def _of_stats(read: Read) -> Callable[[Engine], float]:
     return lambda engine: 0 if engine.stats is None else read(engine.stats)
 
 
-def _process() -> Iterator[str]:
+def _process() -> Iterator[Metric]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    yield counter("cpu_seconds", "CPU time of the manager.", [({}, usage.ru_utime + usage.ru_stime)])
-    yield gauge("resident_bytes", "Memory of the manager.", [({}, pages * resource.getpagesize())])
+    yield counter("cpu_seconds", "CPU time of the manager.", single(usage.ru_utime + usage.ru_stime))
+    yield gauge("resident_bytes", "Memory of the manager.", single(pages * resource.getpagesize()))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from .exposition import Sample, counter, gauge
+from prometheus_client.metrics_core import Metric
+
+from .families import Row, counter, gauge, single
 from .key_watch import KeyWatch
 from .tenants import Tenant, Tenants
 
@@ -22,28 +24,29 @@ _USAGE = {
 }
 
 
-def tenant_families(tenants: Tenants, key_watch: KeyWatch | None) -> Iterator[str]:
+def tenant_families(tenants: Tenants, key_watch: KeyWatch | None) -> Iterator[Metric]:
     """What each tenant has used and was refused, and requests that nobody's key came with."""
     every = list(tenants)
     for name, text in _USAGE.items():
-        samples = _by_tenant((tenant, {}, getattr(tenant.usage, name)) for tenant in every)
-        yield counter(f"tenant_{name}", text, samples)
-    unfinished = _by_tenant((tenant, {}, tenant.num_unfinished) for tenant in every)
-    yield gauge("tenant_unfinished_calls", "Calls that were taken and have not ended.", unfinished)
+        used = _by_tenant((tenant, (), getattr(tenant.usage, name)) for tenant in every)
+        yield counter(f"tenant_{name}", text, used, "tenant")
+    unfinished = _by_tenant((tenant, (), tenant.num_unfinished) for tenant in every)
+    yield gauge("tenant_unfinished_calls", "Calls that were taken and have not ended.", unfinished, "tenant")
     refused = _by_tenant(
-        (tenant, {"limit": limit}, count) for tenant in every for limit, count in tenant.usage.refused.items()
+        (tenant, (limit,), count) for tenant in every for limit, count in tenant.usage.refused.items()
     )
-    yield counter("tenant_refused", "Requests refused, by the limit that was used up.", refused)
-    yield counter("unknown_keys", "Requests without a known key.", [({}, tenants.num_unknown_keys)])
+    yield counter(
+        "tenant_refused", "Requests refused, by the limit that was used up.", refused, "tenant", "limit"
+    )
+    yield counter("unknown_keys", "Requests without a known key.", single(tenants.num_unknown_keys))
     num_failures = 0 if key_watch is None else key_watch.num_failures
-    yield counter("key_file_failures", "Changed key files that could not be used.", [({}, num_failures)])
+    yield counter("key_file_failures", "Changed key files that could not be used.", single(num_failures))
 
 
-def _by_tenant(rows: Iterable[tuple[Tenant, dict[str, str], float]]) -> list[Sample]:
-    sums: dict[tuple[str, str], tuple[dict[str, str], float]] = {}
-    for tenant, labels, value in rows:
+def _by_tenant(numbers: Iterable[tuple[Tenant, tuple[str, ...], float]]) -> list[Row]:
+    sums: dict[tuple[str, ...], float] = {}
+    for tenant, labels, number in numbers:
         name = tenant.name if tenant.number <= MAX_TENANTS else OTHER_TENANTS
-        key = (name, str(labels))
-        known = sums.get(key, ({}, 0.0))[1]
-        sums[key] = ({"tenant": name, **labels}, known + value)
-    return list(sums.values())
+        key = (name, *labels)
+        sums[key] = sums.get(key, 0.0) + number
+    return list(sums.items())
