@@ -36,6 +36,20 @@ def test_the_real_clock_is_back_afterwards() -> None:
     assert abs(now_us() - time.monotonic_ns() // 1000) < 1_000_000
 
 
+def test_timers_for_the_same_time_go_in_the_order_in_which_they_were_set() -> None:
+    seen: list[tuple[int, int]] = []
+
+    async def main(loop: SimulatedLoop) -> None:
+        for number in range(50):
+            for when_us in (3, 1, 2):
+                loop.call_at_us(when_us, seen.append, (when_us, number))
+        await asyncio.sleep(1)
+
+    run_simulated(main)
+    assert seen == sorted(seen)
+    assert len(seen) == 150
+
+
 def test_work_for_threads_is_done_on_the_spot() -> None:
     async def main(loop: SimulatedLoop) -> list[str]:
         order: list[str] = []

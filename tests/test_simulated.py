@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parrot import wire
@@ -140,7 +140,7 @@ def test_a_grammar_is_followed(kind: str, source: str, pattern: str, tmp_path: P
 
 CALLS = st.lists(
     st.tuples(
-        st.integers(0, 200_000),  # arrival
+        st.integers(0, 300_000),  # arrival
         st.integers(1, 60),  # prompt: so many of the shared words, and one of its own
         st.integers(1, 40),  # outputs
         st.booleans(),  # ends by itself
@@ -151,21 +151,29 @@ CALLS = st.lists(
 )
 
 
+# A call comes and is aborted at the microsecond in which a step ends.
+AT_ONCE = [
+    *[(1, 1, 1, False, 0)] * 6,
+    (1, 1, 1, False, 2),
+    (3, 1, 4, False, 20_172),
+    (24_193, 1, 1, False, 0),
+]
+
+
+@example(AT_ONCE, 8, 1)
 @settings(max_examples=40, deadline=None)
 @given(CALLS, st.sampled_from([8, 14, 4000]), st.integers(1, 5))
 def test_steps_taken_together_end_as_if_taken_one_by_one(
     calls: list[tuple[int, int, int, bool, int]], num_blocks: int, max_batch_size: int
 ) -> None:
-    # Steps take an even number of microseconds and messages come at odd times: none comes as a step ends.
     cost = CostModel(4000, 10, 20, 2, 64_000, num_blocks)
     spec = EngineSpec(cost, max_batch_size=max_batch_size, max_batch_tokens=48)
     events: list[tuple[int, wire.ToEngine]] = []
     for n, (arrival, prompt_len, max_tokens, natural, aborted) in enumerate(calls, 1):
         prompt = [*range(100, 100 + prompt_len), 50 + n]
-        arrival = 2 * arrival + 1
         events.append((arrival, dispatch(n, prompt, max_tokens=max_tokens, ignore_eos=not natural)))
         if aborted < 300_000:
-            events.append((arrival + 2 * aborted, wire.Abort((CallId(n),))))
+            events.append((arrival + aborted, wire.Abort((CallId(n),))))
     together, actor = play(events, spec)
     singly, slow = play(events, spec, stretches=False)
     assert generated(together) == generated(singly)

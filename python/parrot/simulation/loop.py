@@ -9,6 +9,7 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from contextvars import Context
 from selectors import SelectorKey
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -17,6 +18,18 @@ from ..manager.clock import simulated_clock
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+class _Moment(float):
+    """A time of a timer; of two equal ones the later made is the later."""
+
+    __slots__ = ("number",)
+    number: int
+
+    def __lt__(self, other: float) -> bool:
+        if isinstance(other, _Moment) and float.__eq__(self, other):
+            return self.number < other.number
+        return float.__lt__(self, other)
 
 
 class _Waiting(selectors.SelectSelector):
@@ -34,9 +47,11 @@ class _Waiting(selectors.SelectSelector):
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """Starts at time 0."""
+    """Starts at time 0. Timers that are due at the same time go in the order in which they were set:
+    asyncio's own heap keeps none, and a message could overtake the one before it."""
 
     def __init__(self) -> None:
+        self._num_timers = 0
         self._waiting = _Waiting()
         super().__init__(self._waiting)
         self._clock_resolution = 1e-9
@@ -48,6 +63,18 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def now_us(self) -> int:
         """Simulated microseconds."""
         return round(self._waiting.now_s * 1e6)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """As any loop's, for simulated seconds."""
+        moment = _Moment(when)
+        moment.number = self._num_timers = self._num_timers + 1
+        return super().call_at(moment, callback, *args, context=context)
 
     def call_at_us(self, when_us: int, callback: Callable[[*Ts], object], *args: *Ts) -> asyncio.TimerHandle:
         """:meth:`call_at` for a time in microseconds."""
