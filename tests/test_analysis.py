@@ -377,7 +377,11 @@ def _by_definition(
     for level in range(max(depth.values(), default=-1) + 1):
         members = [unit for unit in depth if depth[unit] == level]
         latency |= {unit[0] for unit in members if unit in labelled}
-        rest = {str(unit): unit for unit in members if unit[0] not in latency}
+        rest = {
+            str(unit): unit
+            for unit in members
+            if unit[0] not in latency and {call for call, _ in readers[unit]} != {unit[0]}
+        }
         shared = {key for key, unit in rest.items() if len({call for call, _ in readers[unit]} & latency) > 1}
         alone = {key for group in _merge(shared, consumers) if len(group) == 1 for key in group}
         latency |= {rest[key][0] for key in alone}
@@ -394,6 +398,28 @@ def _by_definition(
     latency |= {call for group in groups.values() if len(group) == 1 for call in group}
     calls = {call: max(depth[unit] for unit in depth if unit[0] == call) for call, _ in depth}
     return calls, latency, {frozenset(group) for group in groups.values() if len(group) > 1}
+
+
+def test_calls_that_think_before_they_answer_are_a_group_too() -> None:
+    coders = [prompt_call(f"C{i}", f"{{{{output:thought{i}}}}} {{{{output:code{i}}}}}") for i in range(4)]
+    graph = deduced(
+        *coders, flow_call("R", [f"code{i}" for i in range(4)], ["result"]), labels={"result": "LATENCY"}
+    )
+    assert latency_calls(graph) == {"R"}
+    assert list(groups(graph).values()) == [{"C0", "C1", "C2", "C3"}]
+
+
+def test_outputs_that_later_levels_read_leave_a_group_together() -> None:
+    """Reviewers read the code, revisers the code, the notes of the coders and the reviews."""
+    n = range(3)
+    coders = [prompt_call(f"C{i}", f"{{{{output:code{i}}}}} {{{{output:note{i}}}}}") for i in n]
+    reviewers = [flow_call(f"R{i}", [f"code{j}" for j in n], [f"review{i}"]) for i in n]
+    read = [*(f"note{j}" for j in n), *(f"review{j}" for j in n)]
+    revisers = [flow_call(f"V{i}", read, [f"revised{i}"]) for i in n]
+    end = flow_call("E", [f"revised{j}" for j in n], ["result"])
+    graph = deduced(*coders, *reviewers, *revisers, end, labels={"result": "LATENCY"})
+    assert latency_calls(graph) == {"E"}
+    assert sorted(map(sorted, groups(graph).values())) == [[f"{x}{i}" for i in n] for x in "CRV"]
 
 
 def test_steps_joins_and_labels_in_any_order_agree_with_the_definition() -> None:

@@ -85,6 +85,14 @@ StallAfter = Annotated[
 MaxRetries = Annotated[
     int, typer.Option("--max-retries", help="How often a call runs again whose engine was lost.")
 ]
+Aging = Annotated[
+    float,
+    typer.Option(
+        "--aging-s",
+        help="How long work that nobody waits for lets other calls pass; an application keeps the place of "
+        "its arrival for six times as long. More for a service of long applications.",
+    ),
+]
 ParentPipe = Annotated[
     bool, typer.Option("--parent-pipe", help="End when standard input ends, with whoever holds it.")
 ]
@@ -160,6 +168,7 @@ def serve(
     drain_grace_s: DrainGrace = 20.0,
     stall_after_s: StallAfter = 30.0,
     max_retries: MaxRetries = 2,
+    aging_s: Aging = 10.0,
     parent_pipe: ParentPipe = False,
     verbose: Verbose = False,
 ) -> None:
@@ -169,6 +178,7 @@ def serve(
     devices = _devices(engines, device, gpus)
     manager_config = _manager_config(
         off or [],
+        aging_s,
         model=model,
         host=host,
         port=port,
@@ -242,6 +252,7 @@ def manager(
     drain_grace_s: DrainGrace = 20.0,
     stall_after_s: StallAfter = 30.0,
     max_retries: MaxRetries = 2,
+    aging_s: Aging = 10.0,
     parent_pipe: ParentPipe = False,
     verbose: Verbose = False,
 ) -> None:
@@ -250,6 +261,7 @@ def manager(
     Engines join it with `parrot engine --manager tcp://127.0.0.1:PORT`, PORT being the engine port."""
     config = _manager_config(
         off or [],
+        aging_s,
         model=model,
         host=host,
         port=port,
@@ -327,13 +339,13 @@ def engine(
     run_engine(config)
 
 
-def _manager_config(off: list[str], **options: Any) -> ManagerConfig:
+def _manager_config(off: list[str], aging_s: float, **options: Any) -> ManagerConfig:
     """``options`` without the optimisations named in ``off``; raises :class:`ConfigError` for other names."""
     for name in off:
         if name not in SWITCHES:
             raise ConfigError(f"--off {name} is none of {', '.join(SWITCHES)}", param="off")
     switched: dict[str, Any] = {name: name not in off for name in _SCHEDULER_SWITCHES}
-    scheduler = SchedulerConfig(**switched)
+    scheduler = SchedulerConfig(aging_s=aging_s, **switched)
     options |= {name: name not in off for name in _MANAGER_SWITCHES}
     return ManagerConfig(scheduler=scheduler, **options)
 

@@ -9,6 +9,8 @@ variables:
   throughput counts, since only the group's completion time matters to its consumers;
 * a call that is in no group is alone on the critical path: latency.
 
+A call's steps are levels of their own; one that only the call's next step needs goes with that.
+
 Somebody waits for what is labelled LATENCY, TTFT or TPOT, and for a DEADLINE that has come near. Times are
 carried down by :mod:`parrot.manager.critical_path`.
 """
@@ -143,7 +145,7 @@ class _Levels:
         for unit in units:
             if self._is_labelled(unit) or unit[0] in self._latency:
                 self._latency.add(unit[0])
-            else:
+            elif not self._feeds_only_its_call(unit):
                 open_units.append(unit)
         if len(open_units) > 1:
             shared = [unit for unit in open_units if len(self._count_readers(unit)) > 1]
@@ -166,6 +168,10 @@ class _Levels:
         call, index = unit
         labelled = self._cone.labelled
         return unit in labelled or call.steps[index].output.binding.variable in labelled
+
+    def _feeds_only_its_call(self, unit: Unit) -> bool:
+        readers = self._cone.readers[unit]
+        return all(not isinstance(reader, Variable) and reader[0] is unit[0] for reader in readers)
 
     def _count_readers(self, node: Node) -> frozenset[Call]:
         """Up to two of the latency-sensitive calls that read a node, through derived variables too."""
