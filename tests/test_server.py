@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from pathlib import Path
@@ -41,3 +42,21 @@ def test_the_ready_file_appears_whole(tmp_path: Path) -> None:
 def test_a_ready_file_that_cannot_be_written_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing/ready\.json cannot be written"):
         write_ready_file(tmp_path / "missing" / "ready.json", "http://127.0.0.1:1", "tcp://127.0.0.1:2")
+
+
+def test_a_reply_does_not_wait_for_the_acknowledgement_of_the_one_before() -> None:
+    async def main() -> None:
+        async def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nodelay.set_result(
+                writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            )
+            writer.close()
+
+        nodelay: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        listener = bind_listener("127.0.0.1", 0)
+        async with await asyncio.start_server(look, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            assert await nodelay
+            writer.close()
+
+    asyncio.run(main())

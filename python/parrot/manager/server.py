@@ -42,7 +42,8 @@ _AT_ONCE_S = 0.2  # for engines to end when there is no time
 def bind_listener(host: str, port: int) -> socket.socket:
     """A listening TCP socket; port 0 takes a free one. Raises :class:`PortInUse`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol named, asyncio's own loop, too, sends each reply at once (TCP_NODELAY).
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
