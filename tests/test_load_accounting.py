@@ -11,6 +11,7 @@ import pytest
 from graph_builder import prompt_call, write
 from manager_harness import Manager, ScriptedEngine, running_manager, until
 from parrot import api, wire
+from parrot.errors import ErrorInfo
 
 NUM_EVENTS = 120
 
@@ -47,7 +48,7 @@ class Events:
         for dispatch in self.rng.sample(waiting, min(2, len(waiting))):
             self.answered.add((engine.name, dispatch.call_id))
             if self.rng.random() < 0.2:
-                error = wire.ErrorInfo("engine_error", "it failed")
+                error = ErrorInfo("engine_error", "it failed")
                 await engine.send(wire.CallFailed(dispatch.call_id, error))
             else:
                 await engine.answer(dispatch)

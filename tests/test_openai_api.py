@@ -17,6 +17,7 @@ import pytest
 from manager_harness import Manager, running_manager, serving, until
 from parrot import wire
 from parrot.config import SchedulerConfig
+from parrot.errors import ErrorInfo
 
 IMPOSSIBLE = {"type": "string", "minLength": 5, "maxLength": 2}
 Scenario = Callable[[Manager, openai.AsyncOpenAI, str], Awaitable[None]]
@@ -232,7 +233,7 @@ def test_a_failure_in_a_stream_reaches_the_client_as_an_error(tiny_model: Path) 
         engine = await manager.add_engine(held=True)
         stream = await client.chat.completions.create(model=model, messages=HELLO, stream=True)
         await until(lambda: len(engine.dispatches) == 1)
-        info = wire.ErrorInfo("engine_error", "the step failed")
+        info = ErrorInfo("engine_error", "the step failed")
         await engine.send(wire.CallFailed(engine.dispatches[0].call_id, info))
         with pytest.raises(openai.APIError, match="the step failed"):
             async for _ in stream:
@@ -269,7 +270,7 @@ def test_a_schema_that_the_engine_refuses_is_named_as_the_client_gave_it(
             )
         )
         await until(lambda: len(engine.dispatches) == 1)
-        info = wire.ErrorInfo("invalid_request", "schema cannot be enforced: too complex", "schema")
+        info = ErrorInfo("invalid_request", "schema cannot be enforced: too complex", "schema")
         await engine.send(wire.CallFailed(engine.dispatches[0].call_id, info))
         with pytest.raises(openai.APIError, match="response_format: schema cannot be enforced") as caught:
             async for _ in await request:

@@ -97,7 +97,7 @@ class Manager:
 
 
 def environment() -> dict[str, str]:
-    source = str(Path(wire.__file__).parents[1])
+    source = str(Path(wire.__file__).parents[2])
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 

@@ -11,8 +11,6 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
-import torch
-
 from .._core import ContextTree, OutOfBlocks
 from ..errors import DuplicateRequest, EngineError, InvalidRequest, ParrotError
 from ..tokenizer.segments import Piece, PromptEncoder
@@ -38,11 +36,10 @@ from .call import EngineCall, Output, engine_error
 from .compiling import CompileQueue
 from .cost_model import expected_us
 from .early_fill import EarlyFills
-from .grammar import Grammars, unpack_masks
-from .logprobs import log_batch
+from .grammar import Grammars
+from .next_ids import NextIds
 from .pool_guard import PoolGuard
-from .runner import Reservation, Runner, Work, choose_work, reserve, rows_to_log
-from .sampling import Sampler
+from .runner import Reservation, Runner, Work, choose_work, reserve
 from .stats import Counters, collect, now_us
 from .uses import PendingUses
 
@@ -72,9 +69,9 @@ class Engine:
         self._clock = clock  # microseconds
         self._cost_model = cost_model  # what steps are compared with
         self._pool_guard = PoolGuard(clock)
-        self._grammars = Grammars(tokenizer, runner.vocab_size)
-        self._compiling = CompileQueue(self._grammars)
-        self._sampler = Sampler()
+        grammars = Grammars(tokenizer, runner.vocab_size)
+        self._compiling = CompileQueue(grammars)
+        self._next_ids = NextIds(runner, grammars)
         self._waiting = WaitingQueue(self.tree)
         self._running: list[EngineCall] = []  # in order of application arrival
         self._live: dict[CallId, EngineCall] = {}
@@ -243,25 +240,8 @@ class Engine:
     def _sample(
         self, work: Sequence[Work], outputs: Sequence[Output | None], reservation: Reservation
     ) -> list[int | None]:
-        """Run the model, with the masks of grammars computed beside it, and choose an id per output."""
-        sampling = [(w.call, output) for w, output in zip(work, outputs, strict=True) if output is not None]
-        matchers = [output.matcher for _, output in sampling if output.matcher is not None]
-        masks = self._grammars.start_masks(matchers) if matchers else None
-        rows, logs, ids = rows_to_log(work)
-        wants_logits = [output is not None for output in outputs]
-        try:
-            logits = self._runner.forward(self.tree, reservation, wants_logits, rows)
-        finally:
-            allowed = None if masks is None else masks.result()
-        if logs:
-            log_batch(logs, logits[len(sampling) :], torch.tensor(ids, device=logits.device))
-            logits = logits[: len(sampling)]
-        return self._sampler.sample(
-            logits,
-            [output.state for _, output in sampling],
-            [len(call.ids) for call, _ in sampling],
-            None if allowed is None else unpack_masks(allowed, logits.shape[1], logits.device),
-        )
+        """The next id of each output (:meth:`NextIds.choose`)."""
+        return self._next_ids.choose(self.tree, work, outputs, reservation)
 
     def _accept(self, call: EngineCall, output: Output, token_id: int | None) -> None:
         if token_id is None:

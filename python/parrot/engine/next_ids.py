@@ -1,0 +1,54 @@
+"""From the work of a step to the next id of each of its outputs: the model, grammar masks, sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .._core import ContextTree
+from .call import Output
+from .grammar import Grammars, unpack_masks
+from .logprobs import log_batch
+from .runner import Reservation, Runner, Work, rows_to_log
+from .sampling import Sampler
+
+
+class NextIds:
+    """Runs the model and chooses an id for each output that is due one."""
+
+    def __init__(self, runner: Runner, grammars: Grammars) -> None:
+        self._runner = runner
+        self._grammars = grammars
+        self._sampler = Sampler()
+
+    def choose(
+        self,
+        tree: ContextTree,
+        work: Sequence[Work],
+        outputs: Sequence[Output | None],
+        reservation: Reservation,
+    ) -> list[int | None]:
+        """Run the model, with the masks of grammars computed beside it, and choose an id per output.
+
+        ``outputs[i]`` is the output that ``work[i]`` has logits for, None for one without. One entry per
+        output, in order; None where the logits are not finite numbers. Log-probabilities that the prompt of a
+        call asked for are added to its log."""
+        sampling = [(w.call, output) for w, output in zip(work, outputs, strict=True) if output is not None]
+        matchers = [output.matcher for _, output in sampling if output.matcher is not None]
+        masks = self._grammars.start_masks(matchers) if matchers else None
+        rows, logs, ids = rows_to_log(work)
+        wants_logits = [output is not None for output in outputs]
+        try:
+            logits = self._runner.forward(tree, reservation, wants_logits, rows)
+        finally:
+            allowed = None if masks is None else masks.result()
+        if logs:
+            log_batch(logs, logits[len(sampling) :], torch.tensor(ids, device=logits.device))
+            logits = logits[: len(sampling)]
+        return self._sampler.sample(
+            logits,
+            [output.state for _, output in sampling],
+            [len(call.ids) for call, _ in sampling],
+            None if allowed is None else unpack_masks(allowed, logits.shape[1], logits.device),
+        )
