@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 
 from parrot.engine.engine import Engine
@@ -192,3 +193,32 @@ def load(directory: Path, *, share_prefixes: bool = True) -> tuple[DecoderModel,
     device = torch.device("cpu")
     model = DecoderModel.load(directory, torch.float32, device, share_prefixes=share_prefixes)
     return model, Tokenizer.load(directory)
+
+
+MakeHarness = Callable[..., Harness]
+Oracle = Callable[[Sequence[int], int], list[int]]
+
+
+def greedy_oracle(directory: Path) -> Oracle:
+    """Greedy ids by transformers, one prompt at a time, end-of-sequence ignored."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+    def generate(prompt: Sequence[int], num_tokens: int) -> list[int]:
+        ids = torch.tensor([list(prompt)])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return out[0, len(prompt) :].tolist()
+
+    return generate
+
+
+def prompt_of(length: int, seed: int = 0, vocab: int = 256) -> list[int]:
+    return np.random.default_rng(seed).integers(3, vocab, length).tolist()

@@ -10,7 +10,16 @@ from contextlib import contextmanager
 import httpx
 
 import parrot as P
-from parrot.api import CallBody, CancelBody, GetBody, SetBody, SubmitBody, SubmitReply, SubmittedCall
+from parrot.api import (
+    CallBody,
+    CancelBody,
+    GetBody,
+    PlaceholderBody,
+    SetBody,
+    SubmitBody,
+    SubmitReply,
+    SubmittedCall,
+)
 from parrot.errors import Cancelled, DuplicateRequest, ParrotError, SessionNotFound
 
 
@@ -127,3 +136,16 @@ def stub_connection() -> Iterator[StubService]:
     stub = StubService()
     with P.connect("http://stub.test", transport=httpx.MockTransport(stub.handle)):
         yield stub
+
+
+@P.function
+def two_outputs(question):
+    """
+    Think about {{input:question}}: {{output:thought}}
+    Answer, given {{input:thought}}: {{output:answer}}
+    """
+
+
+def placeholders(service: StubService, call: int = 0) -> dict[str, PlaceholderBody]:
+    """Those of a call that has arrived, by name."""
+    return {placeholder.name: placeholder for placeholder in service.calls[call].placeholders}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from parrot import api
 from parrot.config import ManagerConfig
+from parrot.errors import ErrorInfo
 from parrot.manager.call import Call
 from parrot.manager.graph import Changes, Graph, Submitted
 
@@ -104,3 +105,13 @@ def finish(graph: Graph, request_id: str, *texts: str) -> Changes:
     for text in texts:
         changes = graph.complete(call, call.next_step, text)
     return changes
+
+
+def states(graph: Graph) -> dict[str, str]:
+    return {call.request_id: call.state.value for call in graph.calls.values()}
+
+
+def error_of(graph: Graph, var_id: str) -> ErrorInfo:
+    error = graph.variable(var_id).error
+    assert error is not None
+    return error

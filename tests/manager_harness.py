@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import uvicorn
 import zmq
 import zmq.asyncio
 
+from graph_builder import prompt_call, read
 from parrot import api, wire
 from parrot.config import ManagerConfig
 from parrot.manager.app import create_app
@@ -25,6 +26,7 @@ from parrot.manager.server import bind_listener
 from parrot.manager.service import Service
 from parrot.tokenizer import Tokenizer
 
+Scenario = Callable[["Manager"], Awaitable[None]]
 Reply = Callable[[str], str]  # the prompt's text so far -> what is generated
 
 
@@ -256,3 +258,25 @@ async def serving(manager: Manager) -> AsyncIterator[str]:
     finally:
         server.should_exit = True
         await task
+
+
+def run(model: Path, scenario: Scenario, **config: object) -> None:
+    """The scenario, with a manager that has no engine yet."""
+
+    async def main() -> None:
+        async with running_manager(model, **config) as manager:
+            await scenario(manager)
+
+    asyncio.run(main())
+
+
+def last_word(text: str) -> str:
+    return text.split()[-1] + "!"
+
+
+# three calls, each of which reads what the one before it wrote
+CHAIN = (
+    prompt_call("first", "Say {{input:x}} {{output:a}}", read("x", value="hello")),
+    prompt_call("second", "Then {{input:a}} {{output:b}}"),
+    prompt_call("third", "Last {{input:b}} {{output:c}}"),
+)

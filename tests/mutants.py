@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # fault -> the tests of which each must fail
 MUTANTS: dict[str, tuple[str, ...]] = {
-    "hash_ignores_last_token": ("test_prefix_index.py::test_hashes_differ_in_the_last_token_alone",),
+    "hash_ignores_last_token": ("test_prefix_index_hashes.py::test_hashes_differ_in_the_last_token_alone",),
     "stale_entry_kept": (
         "test_prefix_index.py::test_shorten_drops_only_the_boundaries_beyond",
         "test_scheduler_placement.py::test_the_newest_context_is_the_parent_and_evictions_are_followed",

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
 import pytest
 from starlette.routing import Route
 
-from manager_harness import Manager, running_manager, serving, until
-from parrot.api import ErrorReply
+from auth_harness import Door, call_body, error_code, run
+from manager_harness import running_manager, until
 from parrot.config import ManagerConfig
 from parrot.errors import ConfigError, InternalError
-from parrot.manager import key_watch
 from parrot.manager.app import create_app
 from parrot.manager.executor import Executor
-from parrot.manager.key_file import new_key, read_key_file
-from parrot.manager.key_store import add_operator_key, add_tenant_key, revoke_key, set_limits
+from parrot.manager.key_file import new_key
 from parrot.manager.server import run_manager
 from parrot.manager.service import Service
 
 SESSION = "s-" + "0" * 32
+
+
 # Who opens each route: nobody's, a tenant's or an operator's key. A new route must be put here.
 AUDIENCE = {
     "/health": "nobody tenant operator",
@@ -50,52 +46,9 @@ AUDIENCE = {
 }
 
 
-class Door:
-    """A manager with keys of tenants a (weight 1) and b (weight 3) and of the operator, and its HTTP API."""
-
-    def __init__(self, manager: Manager, url: str, path: Path, keys: dict[str, str]) -> None:
-        self.manager, self.url, self.path, self.keys = manager, url, path, keys
-        self.model = manager.service.config.model
-        self.clients = {name: httpx.AsyncClient(base_url=url, timeout=10) for name in [*keys, "nobody"]}
-        for name, key in keys.items():
-            self.clients[name].headers["authorization"] = f"Bearer {key}"
-
-    async def post(self, who: str, path: str, **body: Any) -> httpx.Response:
-        return await self.clients[who].post(path, json=body)
-
-    async def session(self, who: str) -> str:
-        return str((await self.post(who, "/v1/session")).json()["session_id"])
-
-
-def run(
-    model: Path, path: Path, scenario: Callable[[Door], Awaitable[None]], **limits: dict[str, float]
-) -> None:
-    limits = {"a": {}, "b": {"weight": 3.0}, **limits}
-    keys = {name: add_tenant_key(path, name, limit) for name, limit in limits.items()}
-    keys["operator"] = add_operator_key(path)
-
-    async def main() -> None:
-        async with running_manager(model, api_keys=path) as manager, serving(manager) as url:
-            door = Door(manager, url, path, keys)
-            await scenario(door)
-            for client in door.clients.values():
-                await client.aclose()
-
-    asyncio.run(main())
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "keys.json"
-
-
-def call_body(text: str = "hi", output: str = "y", **fields: Any) -> dict[str, Any]:
-    hole = {"name": "y", "kind": "output", "semantic_var_id": output}
-    return {"function": "say", "prompt": f"Say {text} {{{{output:y}}}}", "placeholders": [hole], **fields}
-
-
-def error_code(reply: httpx.Response) -> str:
-    return ErrorReply.model_validate(reply.json()).error.code
 
 
 def test_every_route_opens_to_those_it_is_for(tiny_model: Path, path: Path) -> None:
@@ -232,174 +185,6 @@ def test_why_the_service_is_not_ready_is_for_the_operator(tiny_model: Path, path
         assert "no engine has joined at tcp://" in texts.pop("operator")
         assert all("tcp://" not in text and "its log says why" in text for text in texts.values())
         assert (await door.clients["nobody"].get("/ready")).status_code == 503
-
-    run(tiny_model, path, scenario)
-
-
-def test_used_up_limits_are_429s_that_say_when(tiny_model: Path, path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        engine = await door.manager.add_engine()
-        engine.held = True
-        session = await door.session("calls")
-        many = [call_body(output=f"y{i}") for i in range(3)]
-        reply = await door.post("calls", "/v1/submit", session_id=session, calls=many)
-        assert (reply.status_code, error_code(reply)) == (413, "request_too_large")
-        reply = await door.post("calls", "/v1/submit", session_id=session, calls=many[:2])
-        assert reply.status_code == 200
-        reply = await door.post("calls", "/v1/submit", session_id=session, calls=many[2:])
-        assert (reply.status_code, error_code(reply)) == (429, "rate_limit_exceeded")
-        assert reply.json()["error"]["param"] == "max_concurrent_calls"
-        await until(lambda: len(engine.dispatches) == 2)
-        await engine.answer(engine.dispatches[0])
-        await door.post("calls", "/v1/get", session_id=session, semantic_var_id="y0")
-        await door.post("calls", "/v1/get", session_id=session, semantic_var_id="y0")
-        reply = await door.post("calls", "/v1/submit", session_id=session, calls=many[2:])
-        assert reply.status_code == 200
-
-        session = await door.session("requests")
-        await door.post("requests", "/v1/submit", session_id=session, calls=[call_body()])
-        reply = await door.post("requests", "/v1/get", session_id=session, semantic_var_id="y", timeout_ms=0)
-        assert (reply.status_code, error_code(reply)) == (429, "rate_limit_exceeded")
-        assert reply.json()["error"]["param"] == "requests_per_minute"
-        assert int(reply.headers["retry-after"]) in (29, 30)
-        # What gives back is never refused.
-        reply = await door.post("requests", "/v1/cancel", session_id=session, semantic_var_id="y")
-        assert reply.status_code == 204
-        assert (await door.clients["requests"].delete(f"/v1/session/{session}")).status_code == 204
-        text = (await door.clients["operator"].get("/metrics")).text
-        assert 'parrot_tenant_refused_total{limit="max_concurrent_calls",tenant="calls"} 1.0\n' in text
-        assert 'parrot_tenant_refused_total{limit="requests_per_minute",tenant="requests"} 1.0\n' in text
-
-    limits: dict[str, dict[str, float]] = {
-        "calls": {"max_concurrent_calls": 2},
-        "requests": {"requests_per_minute": 2},
-    }
-    run(tiny_model, path, scenario, **limits)
-
-
-def test_tokens_that_were_used_refuse_the_next_calls(tiny_model: Path, path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        await door.manager.add_engine()
-        fields: dict[str, Any] = {"model": door.model, "prompt": "x " * 50, "max_tokens": 1}
-        assert (await door.post("few", "/v1/completions", **fields)).status_code == 200
-        reply = await door.post("few", "/v1/completions", **fields)
-        assert reply.status_code == 429
-        assert reply.json()["error"]["param"] == "tokens_per_minute"
-        # Values and labels cost no tokens, so a running application can go on to its end.
-        assert (await door.post("few", "/v1/session")).status_code == 200
-
-    run(tiny_model, path, scenario, few={"tokens_per_minute": 20})
-
-
-def test_the_openai_client_sees_its_own_error_types(tiny_model: Path, path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        await door.manager.add_engine()
-        options: dict[str, Any] = {"base_url": f"{door.url}/v1", "max_retries": 0}
-        ask: dict[str, Any] = {"model": door.model, "messages": [{"role": "user", "content": "Hello"}]}
-        async with openai.AsyncOpenAI(api_key=new_key(), **options) as stranger:
-            with pytest.raises(openai.AuthenticationError, match="this API key is not known here") as unknown:
-                await stranger.chat.completions.create(**ask)
-            assert unknown.value.code == "invalid_api_key"
-        async with openai.AsyncOpenAI(api_key=door.keys["operator"], **options) as operator:
-            with pytest.raises(openai.PermissionDeniedError):
-                await operator.chat.completions.create(**ask)
-        async with openai.AsyncOpenAI(api_key=door.keys["two"], **options) as client:
-            answer = await client.chat.completions.create(**ask, n=2)
-            assert [choice.message.content for choice in answer.choices] == ["ok", "ok"]
-            assert [model.id async for model in client.models.list()] == [door.model]
-            with pytest.raises(openai.APIStatusError, match="max_concurrent_calls = 2") as too_many:
-                await client.chat.completions.create(**ask, n=3)
-            assert too_many.value.status_code == 413
-            with pytest.raises(openai.RateLimitError, match="requests_per_minute = 3") as limited:
-                await client.chat.completions.create(**ask)
-            assert limited.value.code == "rate_limit_exceeded"
-
-    run(tiny_model, path, scenario, two={"max_concurrent_calls": 2, "requests_per_minute": 3})
-
-
-def test_tenants_get_work_placed_by_their_weights(tiny_model: Path, path: Path) -> None:
-    async def scenario(door: Door) -> None:
-        sessions = {who: await door.session(who) for who in ("a", "b")}
-        for who, session in sessions.items():
-            calls = [call_body(f"word {i:02}", f"y{i}") for i in range(24)]
-            reply = await door.post(who, "/v1/submit", session_id=session, calls=calls)
-            assert reply.status_code == 200
-        engine = await door.manager.add_engine(max_batch_size=1)
-        await until(lambda: len(engine.dispatches) == 48, 10)
-        number = door.manager.service.tenants.get("b").number
-        placed = [dispatch.domain == number for dispatch in engine.dispatches]
-        assert [sum(placed[i : i + 8]) for i in range(0, 32, 8)] == [6] * 4  # b has three turns in four
-
-    run(tiny_model, path, scenario)
-
-
-def test_a_changed_file_holds_without_a_restart(
-    tiny_model: Path, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(key_watch, "_EVERY_S", 0.01)
-
-    async def status(door: Door, key: str) -> int:
-        reply = await door.clients["nobody"].get("/v1/models", headers={"Authorization": f"Bearer {key}"})
-        return reply.status_code
-
-    async def becomes(door: Door, key: str, expected: int) -> None:
-        for _ in range(500):
-            if await status(door, key) == expected:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"still {await status(door, key)}")
-
-    async def scenario(door: Door) -> None:
-        engine = await door.manager.add_engine()
-        engine.held = True
-        body = {"model": door.model, "prompt": "x", "max_tokens": 4, "stream": True}
-        async with door.clients["a"].stream("POST", "/v1/completions", json=body) as stream:
-            await until(lambda: len(engine.dispatches) == 1)
-            rotated = add_tenant_key(path, "a", {})
-            await becomes(door, rotated, 200)
-            revoke_key(path, read_key_file(path).keys[0].key_id)
-            await becomes(door, door.keys["a"], 401)
-            await engine.answer(engine.dispatches[0])
-            assert "ok" in "".join([piece async for piece in stream.aiter_text()])
-
-        session = await door.session("b")
-        set_limits(path, "b", {"max_concurrent_calls": 1})
-        await until(lambda: door.manager.service.tenants.get("b").limits.max_concurrent_calls == 1)
-        reply = await door.post("b", "/v1/submit", session_id=session, calls=[call_body(), call_body()])
-        assert reply.status_code == 413
-
-        before = path.read_text()
-        watch = door.manager.service.key_watch
-        assert watch is not None
-        for broken in ("{", '{"tenants": {"b": {"weight": -1}}}'):
-            num_failures = watch.num_failures
-            path.write_text(broken)
-            await until(lambda seen=num_failures: watch.num_failures > seen)  # type: ignore[misc]
-            assert await status(door, rotated) == 200
-        assert "tenants.b.weight: " in caplog.text
-        path.unlink()
-        await until(lambda: watch.num_failures == 3)
-        assert await status(door, rotated) == 200
-        path.write_text(json.dumps({**json.loads(before), "keys": []}))
-        await becomes(door, rotated, 401)
-        assert rotated not in caplog.text
-
-    run(tiny_model, path, scenario)
-
-
-def test_a_file_can_be_read_again_at_once(
-    tiny_model: Path, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(key_watch, "_state_of", lambda _: None)  # as if nothing ever changed
-    monkeypatch.setattr(key_watch, "_EVERY_S", 60.0)
-
-    async def scenario(door: Door) -> None:
-        await asyncio.sleep(0.05)
-        set_limits(path, "a", {"weight": 7.0})
-        assert door.manager.service.key_watch is not None
-        door.manager.service.key_watch.read_now()
-        await door.session("a")
-        await until(lambda: door.manager.service.tenants.get("a").limits.weight == 7.0)
 
     run(tiny_model, path, scenario)
 

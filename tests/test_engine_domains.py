@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_harness import Harness, Result, load
+from engine_harness import Harness, Result, load, prompt_of
 from parrot.wire import Sampling
-from test_engine import prompt_of
 
 ONE, OTHER = 1, 2
 TEMPLATE = prompt_of(53, seed=1)  # ends inside its fourth block

@@ -1,4 +1,4 @@
-"""The session graph: atomic submits, value flow, typed failures, cancellation, and the five primitives."""
+"""The session graph: atomic submits, the end of a session, and the five primitives."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from graph_builder import (
     body,
+    error_of,
     finish,
     flow_call,
     join,
@@ -17,43 +18,23 @@ from graph_builder import (
     names,
     prompt_call,
     read,
+    states,
     submit,
     value,
-    write,
 )
 from parrot import api
 from parrot.errors import (
     DoubleProducer,
     DuplicateRequest,
-    EngineLost,
-    ErrorInfo,
-    InternalError,
     InvalidRequest,
     ParrotError,
     RequestTooLarge,
     SessionClosed,
     TransformError,
     VariableNotFound,
-    error_from_info,
 )
-from parrot.manager.call import CallState
 from parrot.manager.graph import Graph
 from parrot.manager.slices import run_whole
-
-LOST = EngineLost("the engine died").to_info()
-
-
-def states(graph: Graph) -> dict[str, str]:
-    return {call.request_id: call.state.value for call in graph.calls.values()}
-
-
-def error_of(graph: Graph, var_id: str) -> ErrorInfo:
-    error = graph.variable(var_id).error
-    assert error is not None
-    return error
-
-
-# --- submits ---
 
 
 def test_the_order_inside_a_submit_does_not_matter() -> None:
@@ -161,360 +142,6 @@ def test_an_input_with_id_and_value_makes_a_variable_that_others_read() -> None:
     assert graph.variable("v").value == graph.live["B"].inputs["v"].text == "text"
 
 
-# --- values ---
-
-
-def test_values_pass_output_and_input_transforms() -> None:
-    graph = make_graph()
-    submit(
-        graph,
-        prompt_call("A", "{{output:x}}", write("x", transforms=[{"op": "strip"}])),
-        prompt_call(
-            "B",
-            "{{input:i}}{{output:y}}",
-            read("i", "x", transforms=[{"op": "template", "text": "<{{value}}>"}]),
-        ),
-    )
-    finish(graph, "A", " v ")
-    assert graph.variable("x").value == "v"
-    assert graph.live["B"].inputs["i"].text == "<v>"
-
-
-def test_a_derived_variable_joins_its_sources_in_order_when_all_are_there() -> None:
-    graph = make_graph()
-    sources = [
-        {"semantic_var_id": "x"},
-        {"semantic_var_id": "s", "transforms": [{"op": "strip"}]},
-        {"semantic_var_id": "x"},
-    ]
-    derived = join(
-        "d", sources=sources, separator=", ", transforms=[{"op": "template", "text": "[{{value}}]"}]
-    )
-    submit(
-        graph, flow_call("A", [], ["x"]), flow_call("B", ["d"], ["y"]), variables=[derived, value("s", " s ")]
-    )
-    assert graph.variable("d").pending
-    assert names(finish(graph, "A", "v").ready) == ["B"]
-    assert graph.variable("d").value == "[v, s, v]"
-    submit(graph, variables=[join("later", "d", "x", separator="")])
-    assert graph.variable("later").value == "[v, s, v]v"
-
-
-def test_a_call_starts_when_its_own_inputs_are_there() -> None:
-    graph = make_graph()
-    submit(
-        graph,
-        flow_call("A1", [], ["a1"]),
-        flow_call("A2", [], ["a2"]),
-        flow_call("B1", ["a1"], ["b1"]),
-        flow_call("B2", ["a2"], ["b2"]),
-    )
-    assert names(finish(graph, "A1", "v").ready) == ["B1"]
-    assert states(graph) == {"A1": "done", "A2": "queued", "B1": "queued", "B2": "waiting"}
-
-
-def test_consecutive_ready_steps_are_dispatched_together_and_the_rest_later() -> None:
-    graph = make_graph()
-    submit(
-        graph,
-        prompt_call("A", "{{output:x}}{{output:y}}{{input:late}}{{output:z}}"),
-        variables=[value("late")],
-    )
-    call = graph.live["A"]
-    assert [step.index for step in call.dispatch("engine-0")] == [0, 1]
-    assert graph.set_value("late", "v").ready == []
-    assert graph.complete(call, 0, "x").ready == []
-    assert graph.variable("x").value == "x"
-    assert graph.complete(call, 1, "y", b"\1\0\0\0").ready == [call]
-    assert call.outputs["y"].token_ids == b"\1\0\0\0"
-    assert [step.index for step in call.dispatch("engine-1")] == [2]
-    assert graph.complete(call, 2, "z").ended == [call]
-    assert (call.state, call.attempts, call.error) == (CallState.DONE, 2, None)
-
-
-def test_an_output_used_before_later_inputs() -> None:
-    graph = make_graph()
-    submit(
-        graph,
-        prompt_call(
-            "A",
-            "{{output:plan}} Now {{input:plan}}: {{output:code}}",
-            write("plan", transforms=[{"op": "strip"}]),
-        ),
-    )
-    call = graph.live["A"]
-    assert [step.index for step in call.dispatch("engine-0")] == [0]
-    assert graph.complete(call, 0, " p ").ready == [call]
-    assert call.inputs["plan"].text == "p"
-    assert call.outputs["plan"].raw == " p "
-
-
-def test_a_call_lost_by_its_engine_keeps_the_outputs_that_came() -> None:
-    graph = make_graph()
-    submit(graph, flow_call("A", [], ["x", "y"]))
-    call = graph.live["A"]
-    call.dispatch("engine-0")
-    graph.complete(call, 0, "x")
-    call.requeue()
-    assert (call.state, call.engine, call.num_dispatched) == (CallState.QUEUED, None, 1)
-    assert [step.index for step in call.dispatch("engine-1")] == [1]
-    assert graph.complete(call, 1, "y").stopped == []
-    assert states(graph) == {"A": "done"}
-
-
-def test_an_output_out_of_turn_is_a_bug() -> None:
-    graph = make_graph()
-    submit(graph, flow_call("A", [], ["x", "y"]))
-    with pytest.raises(InternalError, match="output 1 came when 0 was due"):
-        graph.complete(graph.live["A"], 1, "y")
-
-
-def test_setting_a_variable_twice_or_one_that_is_produced_is_refused() -> None:
-    graph = make_graph(max_value_bytes=10)
-    submit(graph, flow_call("A", [], ["x"]), variables=[value("v"), join("d", "x")])
-    with pytest.raises(RequestTooLarge, match="variable v"):
-        graph.set_value("v", "12345678901")
-    graph.set_value("v", "text")
-    for var_id, reason in (("v", "ended already"), ("x", "is an output of A"), ("d", "is derived")):
-        with pytest.raises(DoubleProducer, match=reason):
-            graph.set_value(var_id, "more")
-    with pytest.raises(VariableNotFound):
-        graph.set_value("nowhere", "v")
-    graph.set_value("v", "text")  # whose answer was lost
-    assert graph.variable("v").value == "text"
-
-
-# --- failures ---
-
-
-def test_a_failure_reaches_every_dependent_with_the_chain_of_causes() -> None:
-    graph = make_graph()
-    submit(
-        graph,
-        flow_call("A", [], ["a"]),
-        flow_call("B", ["d"], ["b"]),
-        flow_call("C", ["b"], ["c"]),
-        variables=[join("d", "a")],
-    )
-    graph.live["A"].dispatch("engine-0")
-    changes = graph.fail(graph.live["A"], LOST)
-    assert names(changes.ended) == ["A", "B", "C"]
-    assert names(changes.stopped) == ["A"]
-    assert error_of(graph, "a") == LOST
-    error = error_of(graph, "c")
-    assert error.code == "upstream_failed"
-    assert "C (C)" in error.message
-    assert "'b'" in error.message
-    assert "variable b" in error.message
-    assert [cause.code for cause in error.causes] == ["upstream_failed", "upstream_failed", "engine_lost"]
-    assert "B (B)" in error.causes[0].message
-    assert "variable d" in error.causes[1].message
-    assert {call.state for call in graph.calls.values()} == {CallState.FAILED}
-    assert not graph.live
-
-
-def test_a_failed_derived_variable_is_told_from_its_source() -> None:
-    graph = make_graph()
-    tenth = [{"op": "split", "separator": ","}, {"op": "item", "index": 9}]
-    submit(
-        graph,
-        flow_call("A", ["v2"], ["a"]),
-        variables=[value("v1", "x,y"), join("v2", "v1", transforms=tenth)],
-    )
-    error = error_from_info(error_of(graph, "a"))
-    message, cause = str(error).split("\n  because: ")
-    assert message == error.message
-    assert message.endswith("'v2': variable v2 (derived from v1) failed")
-    assert cause.startswith("variable v2 (derived from v1): transform 2 (item): no item 9 in a list of 2")
-
-
-def test_siblings_that_others_need_run_on() -> None:
-    graph = make_graph()
-    submit(
-        graph,
-        flow_call("M1", [], ["m1"]),
-        flow_call("M2", [], ["m2"]),
-        flow_call("R", ["m1", "m2"], ["r"]),
-        flow_call("S", ["m2"], ["s"]),
-    )
-    assert names(graph.fail(graph.live["M1"], LOST).ended) == ["M1", "R"]
-    assert names(finish(graph, "M2", "v").ready) == ["S"]
-    finish(graph, "S", "v")
-    assert states(graph) == {"M1": "failed", "M2": "done", "R": "failed", "S": "done"}
-
-
-def test_a_failed_output_transform_is_the_error_of_that_variable_alone() -> None:
-    graph = make_graph()
-    submit(
-        graph,
-        prompt_call("A", "{{output:x}}{{output:y}}", write("x", transforms=[{"op": "json", "path": "$.a"}])),
-        flow_call("B", ["x"], ["b"]),
-        flow_call("C", ["y"], ["c"]),
-    )
-    graph.live["A"].dispatch("engine-0")
-    assert names(graph.complete(graph.live["A"], 0, "no json").ended) == ["B"]
-    assert error_of(graph, "x").code == "transform_failed"
-    assert "call A (A), output 'x'" in error_of(graph, "x").message
-    assert error_of(graph, "b").causes[0].code == "transform_failed"
-    assert names(graph.complete(graph.live["A"], 1, "v").ready) == ["C"]
-    assert graph.variable("y").value == "v"
-    assert states(graph)["A"] == "failed"
-
-
-def test_a_failed_input_transform_fails_the_call_and_not_the_variable() -> None:
-    graph = make_graph()
-    split = [{"op": "split", "separator": ","}, {"op": "item", "index": 3}]
-    submit(
-        graph,
-        prompt_call("A", "{{input:i}}{{output:x}}", read("i", "s", transforms=split)),
-        flow_call("B", ["s"], ["y"]),
-        variables=[value("s")],
-    )
-    changes = graph.set_value("s", "a,b")
-    assert names(changes.ended) == ["A"]
-    assert names(changes.ready) == ["B"]
-    assert error_of(graph, "x").code == "transform_failed"
-    constant = prompt_call("C", "{{input:i}}{{output:z}}", read("i", value="a", transforms=split))
-    assert names(submit(graph, constant).changes.ended) == ["C"]
-
-
-def test_steps_before_a_failed_input_still_run() -> None:
-    graph = make_graph()
-    submit(
-        graph,
-        flow_call("A", [], ["a"]),
-        prompt_call("B", "{{output:x}}{{input:a}}{{output:y}}"),
-        flow_call("C", ["x"], ["c"]),
-    )
-    graph.live["B"].dispatch("engine-0")
-    assert names(graph.fail(graph.live["A"], LOST).ended) == ["A"]
-    assert error_of(graph, "y").code == "upstream_failed"
-    changes = graph.complete(graph.live["B"], 0, "v")
-    assert (names(changes.ended), names(changes.ready), changes.stopped) == (["B"], ["C"], [])
-    assert graph.variable("x").value == "v"
-    assert states(graph)["B"] == "failed"
-
-
-def test_a_consumer_of_a_variable_that_failed_before_fails_at_once() -> None:
-    graph = make_graph()
-    submit(graph, flow_call("A", [], ["a"]))
-    graph.fail(graph.live["A"], LOST)
-    changes = submit(
-        graph, flow_call("B", ["a"], ["b"]), flow_call("C", ["d"], ["c"]), variables=[join("d", "a")]
-    ).changes
-    assert names(changes.ended) == ["B", "C"]
-    assert changes.ready == []
-    assert error_of(graph, "c").causes[-1].code == "engine_lost"
-
-
-def test_a_long_chain_fails_fast_and_keeps_nearest_cause_and_root() -> None:
-    graph = make_graph()
-    count = 3000
-    submit(graph, *[flow_call(f"C{i}", [f"v{i - 1}"] if i else [], [f"v{i}"]) for i in range(count)])
-    assert len(graph.fail(graph.live["C0"], LOST).ended) == count
-    causes = error_of(graph, f"v{count - 1}").causes
-    assert f"C{count - 2} " in causes[0].message
-    assert causes[-1] == LOST
-    assert len(causes) <= 8
-
-
-# --- cancellation ---
-
-
-def test_cancel_stops_exactly_the_calls_that_nobody_else_needs() -> None:
-    graph = make_graph()
-    submit(
-        graph,
-        flow_call("Shared", [], ["shared"]),
-        flow_call("Own", [], ["own"]),
-        flow_call("R", ["shared", "own"], ["r"]),
-        flow_call("S", ["shared"], ["s"]),
-        flow_call("After", ["r"], ["after"]),
-    )
-    graph.live["Own"].dispatch("engine-0")
-    changes = graph.cancel("r")
-    assert names(changes.ended) == ["After", "Own", "R"]
-    assert names(changes.stopped) == ["Own"]
-    assert error_of(graph, "r").code == "cancelled"
-    assert error_of(graph, "own").code == "cancelled"
-    assert error_of(graph, "after").causes[0].code == "cancelled"
-    assert names(finish(graph, "Shared", "v").ready) == ["S"]
-    assert states(graph) == {
-        "Shared": "done", "Own": "cancelled", "R": "cancelled", "S": "queued", "After": "failed"
-    }  # fmt: skip
-
-
-def test_cancel_spares_what_was_asked_for_or_set_from_outside() -> None:
-    async def scene() -> None:
-        graph = make_graph()
-        submit(
-            graph,
-            flow_call("A", [], ["labelled"]),
-            flow_call("B", [], ["awaited"]),
-            flow_call("R", ["labelled", "awaited", "declared"], ["r"]),
-            variables=[value("declared")],
-            labels={"labelled": "THROUGHPUT"},
-        )
-        waiter = asyncio.create_task(graph.variable("awaited").wait())
-        await asyncio.sleep(0)
-        assert names(graph.cancel("r").ended) == ["R"]
-        assert graph.variable("declared").pending
-        finish(graph, "B", "v")
-        assert await waiter
-
-    asyncio.run(scene())
-
-
-def test_cancelling_one_of_two_outputs_lets_the_call_go_on() -> None:
-    graph = make_graph()
-    submit(graph, flow_call("A", [], ["x", "y"]), flow_call("B", ["y"], ["b"]))
-    call = graph.live["A"]
-    call.dispatch("engine-0")
-    assert graph.cancel("x").ended == []
-    assert graph.complete(call, 0, "x").ended == []
-    assert names(graph.complete(call, 1, "y").ready) == ["B"]
-    assert graph.variable("y").value == "y"
-
-
-def test_cancelling_the_last_outputs_ends_the_call_after_the_wanted_ones() -> None:
-    graph = make_graph()
-    submit(graph, flow_call("A", [], ["x", "y"]))
-    call = graph.live["A"]
-    call.dispatch("engine-0")
-    assert graph.cancel("y").ended == []
-    changes = graph.complete(call, 0, "x")
-    assert changes.ended == changes.stopped == [call]
-    assert call.state is CallState.CANCELLED
-
-
-def test_a_reader_that_gave_up_the_step_needs_its_input_no_more() -> None:
-    graph = make_graph()
-    submit(graph, flow_call("A", [], ["a"]), prompt_call("B", "{{output:x}}{{input:a}}{{output:y}}"))
-    assert names(graph.cancel("y").stopped) == ["A"]
-    assert finish(graph, "B", "v").ended == [graph.get_producer("x")]
-    assert graph.variable("x").value == "v"
-
-
-def test_an_earlier_output_is_wanted_though_the_later_one_that_reads_it_is_cancelled() -> None:
-    graph = make_graph()
-    submit(graph, prompt_call("A", "{{output:x}}{{input:x}}{{output:y}}"))
-    assert graph.cancel("y").ended == []
-    assert finish(graph, "A", "v").ended == [graph.get_producer("x")]
-    assert graph.variable("x").value == "v"
-
-
-def test_cancel_goes_up_through_derived_variables_and_long_chains() -> None:
-    graph = make_graph()
-    count = 2000
-    calls = [flow_call(f"C{i}", [f"v{i - 1}"] if i else [], [f"v{i}"]) for i in range(count)]
-    submit(graph, *calls, variables=[join("d", f"v{count - 1}")])
-    assert len(graph.cancel("d").ended) == count
-    assert graph.cancel("d").ended == []
-
-
-# --- the end of a session, getters, labels ---
-
-
 def test_closing_ends_everything_that_is_pending() -> None:
     async def scene() -> None:
         graph = make_graph()
@@ -545,9 +172,6 @@ def test_the_stricter_label_holds() -> None:
     graph.label("x", "THROUGHPUT")
     assert graph.variable("x").criteria == "LATENCY"
     assert not graph.is_stale
-
-
-# --- primitives ---
 
 
 def test_producers_consumers_and_objectives_are_found() -> None:

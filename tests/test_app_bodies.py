@@ -1,0 +1,171 @@
+"""Bodies that the HTTP API refuses: malformed, strange, too large, impossible."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app_harness import NOBODY, call_body, check_error, new_session, run
+from manager_harness import Manager
+from parrot.api import ErrorReply
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/submit", {}, "session_id"),
+        ("/v1/submit", {"session_id": "x"}, "session_id"),
+        ("/v1/submit", {"session_id": NOBODY, "extra": 1}, "extra"),
+        (
+            "/v1/submit",
+            {"session_id": NOBODY, "calls": [{"prompt": "a", "messages": []}]},
+            "calls.0.messages",
+        ),
+        ("/v1/get", {"session_id": NOBODY, "semantic_var_id": "v", "timeout_ms": -1}, "timeout_ms"),
+        ("/v1/get", {"session_id": NOBODY, "semantic_var_id": "v", "criteria": "FAST"}, "criteria"),
+        ("/v1/get", {"session_id": NOBODY, "semantic_var_id": "v", "criteria": "TTFT"}, "target_ms"),
+        ("/v1/get", {"session_id": NOBODY, "semantic_var_id": "v", "target_ms": 5}, "target_ms"),
+        (
+            "/v1/submit",
+            {
+                "session_id": NOBODY,
+                "labels": [{"semantic_var_id": "v", "criteria": "DEADLINE", "target_ms": -1}],
+            },
+            "labels.0.target_ms",
+        ),
+        (
+            "/v1/submit",
+            {"session_id": NOBODY, "calls": [{"prompt": "a", "objective": "TPOT"}]},
+            "calls.0.target_ms",
+        ),
+        ("/v1/completions", {"model": "m", "prompt": "a", "stop": ["b"] * 20}, "stop"),
+        (
+            "/v1/chat/completions",
+            {"model": "m", "messages": [{"role": "user", "content": 3}]},
+            "messages.0.content",
+        ),
+    ],
+)
+def test_a_malformed_body_is_a_400_that_names_the_field(
+    tiny_model: Path, path: str, body: dict[str, Any], param: str
+) -> None:
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        error = check_error(await client.post(path, json=body), 400, "invalid_request")
+        assert error["param"] == param
+
+    run(tiny_model, scenario)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"session_id": NaN}', b"9" * 5000])
+def test_a_body_that_is_no_json_is_a_400(tiny_model: Path, raw: bytes) -> None:
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        headers = {"content-type": "application/json"}
+        check_error(await client.post("/v1/submit", content=raw, headers=headers), 400, "invalid_request")
+        assert (await client.get("/health")).status_code == 200
+
+    run(tiny_model, scenario)
+
+
+def test_a_body_cut_short_names_the_character(tiny_model: Path) -> None:
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        headers = {"content-type": "application/json"}
+        reply = await client.post("/v1/submit", content=b'{"calls": ', headers=headers)
+        error = check_error(reply, 400, "invalid_request")
+        assert (error["param"], "not JSON" in error["message"]) == (None, True)
+        assert "at character 10" in error["message"]
+
+    run(tiny_model, scenario)
+
+
+def test_half_of_a_surrogate_pair_is_refused_in_every_field_with_text(tiny_model: Path) -> None:
+    sid, half, hole = NOBODY, "a\ud800", {"name": "y", "kind": "output"}
+    messages = [{"role": "user", "content": half}]
+    item, group = {"op": "item", "index": half}, {"op": "regex", "pattern": "a", "group": half}
+    bodies: list[tuple[str, dict[str, Any], str]] = [
+        ("set", {"session_id": sid, "semantic_var_id": "v", "value": half}, "value"),
+        ("submit", {"variables": [{"semantic_var_id": "v", "value": half}]}, "variables.0.value"),
+        ("submit", {"calls": [{"prompt": half}]}, "calls.0.prompt"),
+        ("submit", {"calls": [{"prompt": "a", "model": half}]}, "calls.0.model"),
+        ("submit", {"calls": [{"prompt": "a", "function": half}]}, "calls.0.function"),
+        ("submit", {"calls": [{"messages": messages}]}, "calls.0.messages.0.content"),
+        ("submit", {"calls": [{"prompt": "a", "placeholders": [{**hole, "value": half}]}]}, "value"),
+        ("submit", {"calls": [{"prompt": "a", "placeholders": [{**hole, "transforms": [item]}]}]}, "index"),
+        ("submit", {"calls": [{"prompt": "a", "placeholders": [{**hole, "transforms": [group]}]}]}, "group"),
+        ("completions", {"model": "m", "prompt": half}, "prompt"),
+        ("chat/completions", {"model": "m", "messages": messages}, "messages.0.content"),
+    ]
+
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        for route, body, field in bodies:
+            body = {"session_id": sid, **body} if route == "submit" else body
+            headers = {"content-type": "application/json"}
+            reply = await client.post(f"/v1/{route}", content=json.dumps(body), headers=headers)
+            error = check_error(reply, 400, "invalid_request")
+            assert str(error["param"]).endswith(field), error
+
+    run(tiny_model, scenario)
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "\\udfff tail", "a\\u0000b", "\\u202e", "{{output:z}}"])
+def test_strange_text_is_a_value_or_a_400_but_never_a_crash(tiny_model: Path, text: str) -> None:
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        await manager.add_engine(lambda _: "fine")
+        session = await new_session(client)
+        raw = json.dumps({"session_id": session, "calls": [call_body("MARK")]}).replace("MARK", text)
+        reply = await client.post("/v1/submit", content=raw, headers={"content-type": "application/json"})
+        if reply.status_code == 200:
+            get = await client.post("/v1/get", json={"session_id": session, "semantic_var_id": "y"})
+            assert get.status_code in (200, 400)
+            ErrorReply.model_validate(get.json()) if get.status_code == 400 else None
+        else:
+            check_error(reply, 400, "invalid_request")
+
+    run(tiny_model, scenario)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_above_the_limit_is_refused_while_it_is_read(tiny_model: Path, chunked: bool) -> None:
+    async def pieces() -> Any:
+        for _ in range(64):
+            yield b" " * 1024
+
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        content = pieces() if chunked else b" " * 65536
+        reply = await client.post("/v1/submit", content=content, headers={"content-type": "application/json"})
+        error = check_error(reply, 413, "request_too_large")
+        assert "16384" in error["message"]
+
+    run(tiny_model, scenario, max_body_bytes=16384)
+
+
+def test_too_many_calls_in_one_submit_are_refused(tiny_model: Path) -> None:
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        session = await new_session(client)
+        calls = [call_body(output=f"y{i}") for i in range(3)]
+        reply = await client.post("/v1/submit", json={"session_id": session, "calls": calls})
+        check_error(reply, 413, "request_too_large")
+
+    run(tiny_model, scenario, max_calls_per_submit=2)
+
+
+def test_prompt_logprobs_are_refused_in_a_session(tiny_model: Path) -> None:
+    sampling = {"prompt_logprobs": 1}
+    call = {
+        "prompt": "x {{output:y}}",
+        "placeholders": [{"name": "y", "kind": "output", "sampling": sampling}],
+    }
+
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        session = (await client.post("/v1/session")).json()["session_id"]
+        error = check_error(
+            await client.post("/v1/submit", json={"session_id": session, "calls": [call]}),
+            400,
+            "invalid_request",
+        )
+        assert error["param"] == "prompt_logprobs"
+
+    run(tiny_model, scenario)

@@ -1,0 +1,111 @@
+"""What an engine refuses, and what fails inside it, without harm to other calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_harness import Harness, MakeHarness, Oracle, greedy_oracle, load, prompt_of
+from parrot.errors import DuplicateRequest
+from parrot.wire import CallId, ContextId, Dispatch, Fill, Generate, Sampling, pack_ids
+
+
+@pytest.fixture(scope="module")
+def make(tiny_model: Path) -> MakeHarness:
+    loaded = load(tiny_model)
+    return lambda **options: Harness(*loaded, **options)
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_model: Path) -> Oracle:
+    return greedy_oracle(tiny_model)
+
+
+def test_logits_that_are_not_finite_fail_their_call_alone(
+    make: MakeHarness, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = make()
+    forward = harness.runner.forward
+
+    def poisoned(*args: object) -> torch.Tensor:
+        logits = forward(*args).clone()  # type: ignore[arg-type]
+        if len(logits) == 2:
+            logits[0, 5] = float("nan")
+        return logits
+
+    prompts = [prompt_of(10, seed=1), prompt_of(10, seed=2)]
+    calls = [harness.submit(prompt) for prompt in prompts]
+    monkeypatch.setattr(harness.runner, "forward", poisoned)
+    bad, good = harness.run(*calls)
+    assert bad.error is not None
+    assert bad.error.code == "engine_error"
+    assert good.ids == oracle(prompts[1], 8)
+
+
+def test_a_step_that_raises_fails_its_calls_and_the_engine_lives_on(
+    make: MakeHarness, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = make(max_batch_size=2)
+    calls = [harness.submit(prompt_of(10, seed=i)) for i in range(3)]
+    harness.step()
+
+    def broken(*args: object) -> torch.Tensor:
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.runner, "forward", broken)
+        harness.step()
+    first, second, third = harness.run(*calls)
+    for result in (first, second):
+        assert result.error is not None
+        assert result.error.code == "engine_error"
+        assert "device lost" in result.error.message
+    assert third.ids == oracle(prompt_of(10, seed=2), 8)
+
+
+@pytest.mark.parametrize(
+    ("verbs", "param"),
+    [
+        ((Fill(pack_ids([1, 999_999]), ContextId(7)),), "token_ids"),
+        ((Fill(pack_ids([1, -1]), ContextId(7)),), "token_ids"),
+        ((Fill(b"abc", ContextId(7)),), "token_ids"),
+        ((Fill(pack_ids([1]), ContextId(7)), Generate(Sampling(), ContextId(8))), "verbs"),
+        ((), "verbs"),
+        ((Fill(pack_ids([1]), ContextId(7)), Generate(Sampling(top_p=2.0), ContextId(7))), "top_p"),
+    ],
+)
+def test_a_program_that_cannot_run_is_refused_by_name(
+    make: MakeHarness, verbs: tuple[Fill | Generate, ...], param: str
+) -> None:
+    harness = make()
+    (result,) = harness.run(harness.submit_verbs(verbs))
+    assert result.error is not None
+    assert (result.error.code, result.error.param) == ("invalid_request", param)
+
+
+def test_ids_in_use_are_refused(make: MakeHarness) -> None:
+    harness = make()
+    call = harness.submit(prompt_of(5), max_tokens=2)
+    dispatch = Dispatch(CallId(call), 1, 0, "LATENCY", (Fill(pack_ids([4]), ContextId(50)),))
+    with pytest.raises(DuplicateRequest):
+        harness.engine.submit(dispatch)
+    reuse = harness.submit_verbs([Fill(pack_ids([4]), ContextId(call))])
+    assert harness.run(call, reuse)[1].error is not None
+    assert harness.results[call].error is None
+
+
+def test_reset_forgets_calls_and_contexts_so_that_ids_may_start_again(
+    make: MakeHarness, oracle: Oracle
+) -> None:
+    harness = make()
+    harness.generate(prompt_of(20), max_tokens=3)
+    harness.submit(prompt_of(30), max_tokens=30)
+    harness.step()
+    harness.engine.reset()
+    assert not harness.engine.has_work
+    harness.results.clear()
+    harness.next_id = 1
+    prompt = prompt_of(20, seed=3)
+    assert harness.generate(prompt, max_tokens=3).ids == oracle(prompt, 3)
