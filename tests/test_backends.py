@@ -115,4 +115,4 @@ def test_threads_of_an_idle_engine_sleep(tiny_model: Path) -> None:
         timeout=120,
     )
     assert result.returncode == 0, result.stderr
-    assert float(result.stdout) < 0.05
+    assert float(result.stdout) < 0.2  # one thread that spins takes a second

@@ -270,20 +270,20 @@ def test_a_round_trip_is_paid_once_for_a_chain() -> None:
     with stub_connection() as stub:
         stub.round_trip_s = 0.1
         text = "a"
-        for _ in range(5):
+        for _ in range(50):
             text = ask(text)
         begun = time.monotonic()
         assert text.get() == "ask.output"
-        assert time.monotonic() - begun < 0.3
-    assert [len(submit.calls) for submit in stub.submits] == [5]
+        assert time.monotonic() - begun < 2  # one for each call would take 5 s
+    assert [len(submit.calls) for submit in stub.submits] == [50]
 
 
 def test_the_import_is_light_and_every_name_is_there() -> None:
     program = """
         import sys, time
-        begun = time.perf_counter()
+        begun = time.process_time()
         import parrot as P
-        took = time.perf_counter() - begun
+        took = time.process_time() - begun
         heavy = {"torch", "fastapi", "httpx", "pydantic", "numpy"} & set(sys.modules)
         assert not heavy, heavy
         import parrot.template
@@ -311,7 +311,7 @@ def test_a_program_that_ends_deletes_its_sessions_quickly() -> None:
         stub = StubService()
         def report():
             gone = sorted(stub.deleted) == sorted(stub.sessions)
-            print(gone, len(stub.sessions), time.monotonic() - begun < 1)
+            print(gone, len(stub.sessions), time.monotonic() - begun < 5)
         atexit.register(report)  # runs last: handlers run in reverse
         P.connect("http://stub.test", transport=httpx.MockTransport(stub.handle))
         @P.function

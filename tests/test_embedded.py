@@ -138,7 +138,7 @@ def test_a_get_times_out_while_the_service_starts(monkeypatch: pytest.MonkeyPatc
     with P.connect(model="m") as connection:
         begun = time.monotonic()
         output = ask("x")
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 10
         assert connection.embedded
         with pytest.raises(GetTimeout):
             output.get(timeout=0.1)
@@ -155,16 +155,21 @@ def test_it_ends_with_the_program_that_started_it(end: str, tmp_path: Path) -> N
         service = embedded.service("m")
         asyncio.run(service.find_url())
         print(service.process.pid, flush=True)
-        if os.fork() == 0:  # a child that lives on must not keep the service alive
+        child = os.fork()
+        if child == 0:  # a child that lives on must not keep the service alive
             os.close(1); os.close(2)
-            import time; time.sleep(3); os._exit(0)
+            import time; time.sleep(60); os._exit(0)
+        print(child, flush=True)
         {end}
     """
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
     )
-    pid = int(run.stdout)
-    limit = time.monotonic() + 2.5
-    while not gone(pid):
-        assert time.monotonic() < limit, run.stderr
-        time.sleep(0.02)
+    pid, child = map(int, run.stdout.split())
+    try:
+        limit = time.monotonic() + 20
+        while not gone(pid):
+            assert time.monotonic() < limit, run.stderr
+            time.sleep(0.02)
+    finally:
+        os.kill(child, signal.SIGKILL)

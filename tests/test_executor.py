@@ -134,13 +134,14 @@ def test_a_wide_submit_does_not_hold_up_the_loop(tiny_model: Path) -> None:
             {"session_id": session, "calls": [call.model_dump() for call in calls]}
         )
         manager.service.submit(body)
-        longest = 0.0
+        began, longest = time.thread_time(), 0.0
         last = asyncio.create_task(manager.get(session, "y999", timeout_ms=60_000))
         while not last.done():
-            before = time.monotonic()
+            before = time.thread_time()
             await asyncio.sleep(0)
-            longest = max(longest, time.monotonic() - before)
-        assert longest < 0.5  # all at once would be some 2 s
+            longest = max(longest, time.thread_time() - before)
+        # CPU time of this thread: what other processes take of the machine does not count.
+        assert longest < (time.thread_time() - began) / 4
 
     run(tiny_model, scenario)
 

@@ -139,12 +139,12 @@ def test_draining_refuses_new_work_and_waits_for_what_runs(tiny_model: Path) -> 
         engine.held = True
         session = manager.submit(CHAIN[0])
         await until(lambda: len(engine.dispatches) == 1)
-        drained = asyncio.create_task(manager.executor.drain(2.0))
+        drained = asyncio.create_task(manager.executor.drain(600.0))
         await asyncio.sleep(0.01)
         with pytest.raises(errors.Unavailable):
             manager.submit(CHAIN[0])
         await engine.answer(engine.dispatches[0])
-        await asyncio.wait_for(drained, 1.0)
+        await asyncio.wait_for(drained, 20.0)
         assert await manager.get(session, "a") == "hello!"
 
     run(tiny_model, scenario)

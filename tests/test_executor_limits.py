@@ -41,11 +41,11 @@ def test_a_hopelessly_long_text_is_refused_before_it_is_tokenised(tiny_model: Pa
     async def scenario(manager: Manager) -> None:
         await manager.add_engine(last_word)
         text = "x" * (7 * 2**20)
-        started = time.monotonic()
+        started = time.process_time()
         session = manager.submit(prompt_call("big", "{{input:x}} {{output:a}}", read("x", value=text)))
         with pytest.raises(errors.PromptTooLong, match="at least"):
             await manager.get(session, "a")
-        assert time.monotonic() - started < 0.5
+        assert time.process_time() - started < 0.5  # to tokenise it takes several seconds
 
     run(tiny_model, scenario)
 

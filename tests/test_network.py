@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 
 import httpx
 
 from parrot.cli.network import RoundTrip, SharedRoundTrip
+from parrot.simulation.loop import SimulatedLoop, run_simulated
 
 RTT_S = 0.2
 
 
 def took_s(transport: type[RoundTrip], *requests: tuple[str, dict[str, str]]) -> float:
-    """Seconds that the requests take, one after the other, against a service that answers at once."""
+    """Simulated seconds that the requests take, one after the other; the service answers at once."""
     inner = httpx.MockTransport(lambda _request: httpx.Response(200))
 
-    async def send() -> float:
+    async def send(loop: SimulatedLoop) -> float:
         async with httpx.AsyncClient(transport=transport(RTT_S, inner)) as client:
-            begin = time.perf_counter()
             for path, body in requests:
                 await client.post(f"http://service{path}", content=json.dumps(body))
-            return time.perf_counter() - begin
+            return loop.time()
 
-    return asyncio.run(send())
+    return run_simulated(send)
 
 
 def round_trips(seconds: float) -> float:
-    """Rounded to halves: scheduling only ever adds to a wait."""
-    return int(seconds / RTT_S * 2 + 0.1) / 2
+    """Rounded to a thousandth."""
+    return round(seconds / RTT_S, 3)
 
 
 SUBMIT = ("/v1/submit", {"session_id": "s"})

@@ -58,7 +58,7 @@ def test_a_client_that_leaves_stops_its_generation_with_one_line_in_the_log(
         else:
             request.cancel()
         run_id = engine.dispatches[0].call_id
-        await until(lambda: wire.Abort((run_id,)) in engine.other, timeout_s=1.0)
+        await until(lambda: wire.Abort((run_id,)) in engine.other)
         manager.check_at_rest()
         lines = [record.message for record in caplog.records if "stop" in record.message]
         assert len(lines) == 1
@@ -109,7 +109,7 @@ def test_a_client_that_leaves_stops_all_its_answers(tiny_model: Path) -> None:
                 i for message in engine.other if isinstance(message, wire.Abort) for i in message.call_ids
             }
 
-        await until(lambda: aborted() == wanted, timeout_s=1.0)
+        await until(lambda: aborted() == wanted)
         manager.check_at_rest()
 
     run(tiny_model, scenario)

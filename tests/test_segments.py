@@ -352,15 +352,17 @@ def test_smollm2_encodes_a_long_constant_once(smollm2_dir: Path) -> None:
         "".join(f"Line {i}: the quick brown fox isn't lazy.\n" for i in range(2000)), control=True
     )
     encoder = PromptEncoder(smollm2(smollm2_dir))
+    start = time.thread_time()
     first = encoder.encode([constant])
+    whole = time.thread_time() - start
     durations = []
     for i in range(20):
-        start = time.perf_counter()
+        start = time.thread_time()
         prompt = encoder.encode([constant, Piece(f"Another value {i}.")])
-        durations.append(time.perf_counter() - start)
+        durations.append(time.thread_time() - start)
     assert len(prompt.token_ids) > 25_000
     assert first.boundaries[-1] >= 0.99 * len(first.token_ids)
-    assert min(durations) < 0.002
+    assert min(durations) < whole / 10
 
 
 def test_only_text_that_no_other_prompt_had_is_new(tiny_model: Path) -> None:

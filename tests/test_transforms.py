@@ -188,7 +188,7 @@ def test_hostile_transforms_fail_within_a_second(text: str, transforms: list[dic
     started = time.process_time()
     with pytest.raises(TransformFailed):
         compiled.apply(text, where="call F", max_bytes=2**23)
-    assert time.process_time() - started < 0.8  # about 0.2 s; the margin is for slower machines
+    assert time.process_time() - started < 1.0  # about 0.2 s; the margin is for slower machines
 
 
 def test_a_result_above_the_size_limit_fails() -> None:

@@ -239,11 +239,11 @@ def test_gather_labels_everything_before_it_waits(service: StubService) -> None:
 
 def test_gather_waits_for_all_at_once(service: StubService) -> None:
     service.held.add("plan")
-    steps = [plan(str(i)) for i in range(5)]
+    steps = [plan(str(i)) for i in range(20)]
     begun = time.monotonic()
     with pytest.raises(GetTimeout):
         P.gather(*steps, timeout=0.2)
-    assert time.monotonic() - begun < 0.6
+    assert time.monotonic() - begun < 2  # one after the other would take 4 s
 
 
 def test_set_before_use_travels_with_the_first_call(service: StubService) -> None:

@@ -63,8 +63,8 @@ def test_a_drain_refuses_what_is_new_finishes_what_runs_and_ends_the_rest_with_a
             error = reply.json()["error"]
             assert reply.status_code in (424, 503)
             assert code in (error["code"], *(cause["code"] for cause in error["causes"]))
-        assert running.process.wait(15) == 0
-        assert 2.5 < time.monotonic() - started < 12
+        assert running.process.wait(30) == 0
+        assert 2.5 < time.monotonic() - started < 25
         assert not is_alive(engine_pid)
 
 

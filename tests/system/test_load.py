@@ -16,7 +16,7 @@ from service_process import ServiceProcess, service, wait_for
 pytestmark = pytest.mark.system
 MAX_BODY_BYTES, MAX_CALLS = 32 * 2**20, 4096
 # What is aimed at is 100 ms (`python -m bench http`); here other tests and the engine share two cores.
-STILL_LIVE_S = 1.0
+STILL_LIVE_S = 2.0  # of wall time, in another process: 0.4 on a loaded machine
 
 
 @pytest.fixture(scope="module")
