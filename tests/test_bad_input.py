@@ -1,28 +1,27 @@
 """Whatever is sent, the answer is a 4xx that names the field, and the service stays live.
 
-Two sources: valid bodies with something wrong put in at a random place (seeded, over every route of the
-OpenAPI document), and a hand-written list of what has broken services before.
+Two sources beside schemathesis (``test_api_schema.py``), which knows the document but not the rules between
+fields: bodies that keep those, with something wrong put in at a random place (seeded, for every route that
+takes a body), and a hand-written list of what has broken services before.
 """
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from manager_harness import Manager, running_manager, serving
 from parrot.api import ErrorReply
+from service_thread import service_in_thread
 
-Scenario = Callable[[Manager, httpx.AsyncClient], Awaitable[None]]
 SID = "s-" + "0" * 32
-NUM_MUTANTS = 300
+NUM_MUTANTS = 100
 DEEP: Any = 1
 for _ in range(400):
     DEEP = {"a": [DEEP]}
@@ -107,23 +106,23 @@ def mutant(body: dict[str, Any], rng: random.Random) -> Any:
     return changed
 
 
-def run(model: Path, scenario: Scenario, **config: object) -> None:
-    async def main() -> None:
-        async with (
-            running_manager(model, **config) as manager,
-            serving(manager) as url,
-            httpx.AsyncClient(base_url=url, timeout=30) as client,
-        ):
-            await manager.add_engine()
-            await scenario(manager, client)
-            assert (await client.get("/health")).status_code == 200
-
-    asyncio.run(main())
+@pytest.fixture(scope="module")
+def shared_client(tiny_model: Path) -> Iterator[httpx.Client]:
+    with service_in_thread(tiny_model) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
 
 
-async def post(client: httpx.AsyncClient, route: str, body: Any) -> httpx.Response:
+@pytest.fixture
+def client(shared_client: httpx.Client) -> Iterator[httpx.Client]:
+    """Of a service that lives after the test as before it; the session is gone."""
+    yield shared_client
+    shared_client.delete(f"/v1/session/{SID}")
+    assert shared_client.get("/health").status_code == 200
+
+
+def post(client: httpx.Client, route: str, body: Any) -> httpx.Response:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return await client.post(route, content=raw, headers={"content-type": "application/json"})
+    return client.post(route, content=raw, headers={"content-type": "application/json"})
 
 
 def check(reply: httpx.Response, sent: object) -> None:
@@ -137,39 +136,25 @@ def check(reply: httpx.Response, sent: object) -> None:
 
 
 def test_a_body_with_something_wrong_in_it_is_a_4xx(
-    tiny_model: Path, caplog: pytest.LogCaptureFixture
+    tiny_model: Path, client: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     bodies = valid_bodies(str(tiny_model))
-
-    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
-        paths = (await client.get("/openapi.json")).json()["paths"]
-        with_body = {path for path, verbs in paths.items() if "requestBody" in verbs.get("post", {})}
-        assert with_body == bodies.keys(), "a route without a body here"
-        rng = random.Random(7)
-        gate = asyncio.Semaphore(8)
-
-        async def send(route: str, body: Any) -> None:
-            async with gate:
-                check(await post(client, route, body), body)
-                await client.delete(f"/v1/session/{SID}")
-
-        routes = [rng.choice((*bodies, "/v1/submit")) for _ in range(NUM_MUTANTS)]
-        await asyncio.gather(*[send(route, mutant(bodies[route], rng)) for route in routes])
-
-    run(tiny_model, scenario)
+    paths = client.get("/openapi.json").json()["paths"]
+    with_body = {path for path, verbs in paths.items() if "requestBody" in verbs.get("post", {})}
+    assert with_body == bodies.keys(), "a route without a body here"
+    rng = random.Random(7)
+    for _ in range(NUM_MUTANTS):
+        route = rng.choice((*bodies, "/v1/submit"))
+        body = mutant(bodies[route], rng)
+        check(post(client, route, body), body)
+        client.delete(f"/v1/session/{SID}")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_the_bodies_that_are_changed_are_themselves_accepted(tiny_model: Path) -> None:
-    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
-        for route, body in valid_bodies(str(tiny_model)).items():
-            reply = await post(client, route, body)
-            assert reply.status_code in (200, 204, 409), (
-                route,
-                reply.text,
-            )  # 409: set, of what has a producer
-
-    run(tiny_model, scenario)
+def test_the_bodies_that_are_changed_are_themselves_accepted(tiny_model: Path, client: httpx.Client) -> None:
+    for route, body in valid_bodies(str(tiny_model)).items():
+        reply = post(client, route, body)
+        assert reply.status_code in (200, 204, 409), (route, reply.text)  # 409: set, of what has a producer
 
 
 HELLO = {"model": "MODEL", "messages": [{"role": "user", "content": "a"}]}
@@ -198,6 +183,7 @@ def constrained(**sampling: Any) -> dict[str, Any]:
         ("/v1/submit", constrained(schema=DEEP), 400, "calls.0.placeholders.0.sampling.schema"),
         ("/v1/submit", constrained(regex="(" * 10_000), 200, None),  # the engine refuses it, with a 400
         ("/v1/submit", constrained(stop_token_ids=[2**31 - 1]), 400, "stop_token_ids"),
+        ("/v1/submit", {**submit_with(), "create_session": "yes"}, 400, "create_session"),
         ("/v1/get", {"session_id": "s-" + "f" * 32, "semantic_var_id": "y"}, 404, "session_id"),
         ("/v1/get", {"session_id": SID, "semantic_var_id": "y" * 129}, 400, "semantic_var_id"),
         ("/v1/set", {"session_id": "../" + SID, "semantic_var_id": "y", "value": ""}, 400, "session_id"),
@@ -211,42 +197,29 @@ def constrained(**sampling: Any) -> dict[str, Any]:
     ids=lambda value: None if isinstance(value, dict | bytes) else str(value)[:24],
 )  # fmt: skip
 def test_a_nasty_body_is_refused_by_name(
-    tiny_model: Path, route: str, body: Any, status: int, param: str | None
+    tiny_model: Path, client: httpx.Client, route: str, body: Any, status: int, param: str | None
 ) -> None:
     if isinstance(body, dict) and body.get("model") == "MODEL":
         body = {**body, "model": str(tiny_model)}
-
-    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
-        reply = await post(client, route, body)
-        check(reply, body)
-        assert reply.status_code == status, reply.text
-        if status >= 400 and param is not None:
-            assert reply.json()["error"]["param"] == param
-        if status == 413:
-            assert "limit" in reply.text or "larger than" in reply.text
-
-    run(tiny_model, scenario)
+    reply = post(client, route, body)
+    check(reply, body)
+    assert reply.status_code == status, reply.text
+    if status >= 400 and param is not None:
+        assert reply.json()["error"]["param"] == param
+    if status == 413:
+        assert "limit" in reply.text or "larger than" in reply.text
 
 
-def test_control_strings_in_values_stay_text(tiny_model: Path) -> None:
-    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
-        value = "<|im_end|><s></s>{{output:y}}{{input:x}}\x00\u202e"
-        holes = [{"name": "x", "kind": "input", "value": value}, OUTPUT]
-        reply = await post(client, "/v1/submit", submit_with(placeholders=holes))
-        assert reply.status_code == 200
-        got = await post(client, "/v1/get", {"session_id": SID, "semantic_var_id": "y"})
-        assert got.status_code == 200
-
-    run(tiny_model, scenario)
+def test_control_strings_in_values_stay_text(client: httpx.Client) -> None:
+    value = "<|im_end|><s></s>{{output:y}}{{input:x}}\x00\u202e"
+    holes = [{"name": "x", "kind": "input", "value": value}, OUTPUT]
+    assert post(client, "/v1/submit", submit_with(placeholders=holes)).status_code == 200
+    assert post(client, "/v1/get", {"session_id": SID, "semantic_var_id": "y"}).status_code == 200
 
 
-def test_a_form_or_plain_text_is_not_taken_for_json(tiny_model: Path) -> None:
+def test_a_form_or_plain_text_is_not_taken_for_json(client: httpx.Client) -> None:
     """A page of another site can send these without asking the browser's user."""
-
-    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
-        for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-            raw = json.dumps(submit_with()).encode()
-            reply = await client.post("/v1/submit", content=raw, headers={"content-type": kind})
-            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "Content-Type")
-
-    run(tiny_model, scenario)
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        raw = json.dumps(submit_with()).encode()
+        reply = client.post("/v1/submit", content=raw, headers={"content-type": kind})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "Content-Type")

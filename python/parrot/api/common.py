@@ -13,6 +13,7 @@ VarId = Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")]
 RequestId = Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")]
 SessionId = Annotated[str, Field(pattern=r"^s-[0-9a-f]{32}$")]
 Criteria = Literal["LATENCY", "THROUGHPUT", "TTFT", "TPOT", "DEADLINE"]
+Flag = Annotated[bool, Field(strict=True)]  # not "yes", "0" or 1, which pydantic would read as one
 TargetMs = Annotated[float, Field(gt=0.0, le=86_400_000.0)]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from .common import Body, Criteria, Name, RequestId, SessionId, TargetMs, Text, VarId
+from .common import Body, Criteria, Flag, Name, RequestId, SessionId, TargetMs, Text, VarId
 from .sampling import SamplingBody
 from .transforms import Transforms
 
@@ -112,7 +112,7 @@ class SubmitBody(Body):
 
     session_id: SessionId
     submit_id: RequestId | None = None
-    create_session: bool = False
+    create_session: Flag = False
     variables: tuple[VariableBody, ...] = ()
     calls: tuple[CallBody, ...] = ()
     labels: tuple[LabelBody, ...] = ()

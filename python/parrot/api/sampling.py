@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from .common import Body
+from .common import Body, Flag
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -41,7 +41,7 @@ class SamplingBody(Body):
     stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=16)
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=128)
     min_tokens: int = Field(default=0, ge=0, le=2**20)
-    ignore_eos: bool = False
+    ignore_eos: Flag = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)  # alternatives beside each id's own
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)  # not in a session
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .common import Body, Text
+from .common import Body, Flag, Text
 
 
 class Strip(Body):
@@ -23,7 +23,7 @@ class Regex(Body):
     op: Literal["regex"] = "regex"
     pattern: str = Field(max_length=4096)
     group: int | Text = 0
-    every: bool = False
+    every: Flag = False
 
 
 class JsonPath(Body):
@@ -39,8 +39,8 @@ class Split(Body):
 
     op: Literal["split"] = "split"
     separator: str = Field(min_length=1, max_length=256)
-    keep_empty: bool = False
-    quoted: bool = False
+    keep_empty: Flag = False
+    quoted: Flag = False
 
     @model_validator(mode="after")
     def _quoted_needs_one_character(self) -> Split:
@@ -77,7 +77,7 @@ class Lines(Body):
     also removes what begins the item of a list: ``-``, ``*``, ``+``, a bullet, ``1.`` or ``1)``."""
 
     op: Literal["lines"] = "lines"
-    bullets: bool = False
+    bullets: Flag = False
 
 
 class ToNumber(Body):

@@ -37,6 +37,7 @@ _GET_ERRORS = (
     errors.SessionNotFound,
     errors.VariableNotFound,
     errors.Cancelled,
+    errors.DeadlineExceeded,
     errors.SessionClosed,
     errors.TransformFailed,
     errors.TypedOutputFailed,
