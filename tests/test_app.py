@@ -164,6 +164,8 @@ def test_the_openapi_document_names_the_error_body_of_every_route(tiny_model: Pa
         submit = document["paths"]["/v1/submit"]["post"]["responses"]
         assert {"200", "400", "404", "409", "413", "429", "503"} <= set(submit)
         assert "504" in document["paths"]["/v1/get"]["post"]["responses"]
+        chat = document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]
+        assert chat["content"].keys() == {"application/json", "text/event-stream"}
         schema = submit["409"]["content"]["application/json"]["schema"]
         assert schema == {"$ref": "#/components/schemas/ErrorReply"}
         for path in document["paths"].values():

@@ -41,6 +41,8 @@ _ERRORS = error_responses(
     errors.Unavailable,
 )
 
+_ANSWERS = {200: {"content": {"text/event-stream": {}}}, **_ERRORS}  # with "stream": true
+
 
 def openai_router(service: Service) -> APIRouter:
     """The three routes around one service."""
@@ -55,7 +57,7 @@ def openai_router(service: Service) -> APIRouter:
             data=[ModelCard(id=service.config.model, object="model", created=started, owned_by="parrot")],
         )
 
-    @router.post("/completions", response_model=Completion, responses=_ERRORS)
+    @router.post("/completions", response_model=Completion, responses=_ANSWERS)
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """Continue a prompt."""
         body.refuse_unsupported()
@@ -67,7 +69,7 @@ def openai_router(service: Service) -> APIRouter:
         echo = Echo(prompt, alone=body.max_tokens == 0) if body.echo else None
         return await _answer(request, service, prompt, samplings, wording, body, echo)
 
-    @router.post("/chat/completions", response_model=ChatCompletion, responses=_ERRORS)
+    @router.post("/chat/completions", response_model=ChatCompletion, responses=_ANSWERS)
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Continue a chat."""
         body.refuse_unsupported()
