@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -87,5 +90,56 @@ def test_a_file_can_be_read_again_at_once(
         door.manager.service.key_watch.read_now()
         await door.session("a")
         await until(lambda: door.manager.service.tenants.get("a").limits.weight == 7.0)
+
+    run(tiny_model, path, scenario)
+
+
+def test_a_pipe_in_place_of_the_file_is_a_failure_like_others(
+    tiny_model: Path, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(key_watch, "_EVERY_S", 0.01)
+
+    async def scenario(door: Door) -> None:
+        watch = door.manager.service.key_watch
+        assert watch is not None
+        before = path.read_text()
+        caplog.set_level(logging.INFO)
+        path.unlink()
+        os.mkfifo(path, 0o600)
+        await until(lambda: "it is not a regular file" in caplog.text)
+        assert watch.num_failures >= 1
+        path.unlink()
+        path.write_text(json.dumps({**json.loads(before), "keys": []}))
+        path.chmod(0o600)
+        await until(lambda: "0 API keys of" in caplog.text)
+
+    run(tiny_model, path, scenario)
+
+
+def test_a_look_that_hangs_is_said_once_and_holds_up_nobody(
+    tiny_model: Path, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(key_watch, "_EVERY_S", 0.01)
+    monkeypatch.setattr(key_watch, "_HANGS_AFTER_S", 0.02)
+    goes_on = threading.Event()
+    looks: list[Path] = []
+    look = key_watch._state_of
+
+    def hanging(path: Path) -> object:
+        looks.append(path)
+        goes_on.wait(20)
+        return look(path)
+
+    monkeypatch.setattr(key_watch, "_state_of", hanging)
+
+    async def scenario(door: Door) -> None:
+        watch = door.manager.service.key_watch
+        assert watch is not None
+        await until(lambda: "it cannot be looked at" in caplog.text)
+        await door.session("a")
+        await asyncio.sleep(0.05)
+        assert watch.num_failures == len(looks) == caplog.text.count("it cannot be looked at") == 1
+        goes_on.set()
+        await until(lambda: len(looks) > 2)
 
     run(tiny_model, path, scenario)

@@ -140,11 +140,15 @@ def load_keys(path: Path | None) -> KeyFile | None:
 def read_key_file(path: Path) -> KeyFile:
     """Raises :class:`ConfigError` that names the file, the entry and the field."""
     try:
-        with path.open("rb") as source:
-            mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode)
-            raw = source.read(_MAX_FILE_BYTES + 1)
+        # A pipe that nobody writes would keep a plain open() for ever.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source:
+            found = os.fstat(source.fileno()).st_mode
+            raw = source.read(_MAX_FILE_BYTES + 1) if stat.S_ISREG(found) else None
     except OSError as error:
         _refuse(path, f"it cannot be read ({error.strerror}); `parrot key new TENANT --file {path}` makes it")
+    if raw is None:
+        _refuse(path, "it is not a regular file")
+    mode = stat.S_IMODE(found)
     if mode & _WRITABLE_BY_OTHERS:
         _refuse(path, f"its mode {mode:04o} lets other users add keys; chmod 600 {path}")
     if len(raw) > _MAX_FILE_BYTES:

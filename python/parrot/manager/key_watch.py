@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar, cast
 
 from ..errors import ConfigError
 from .key_file import read_key_file
@@ -13,6 +17,9 @@ from .tenants import Tenants
 
 log = logging.getLogger(__name__)
 _EVERY_S = 1.0
+_HANGS_AFTER_S = 5.0
+
+T = TypeVar("T")
 
 
 class KeyWatch:
@@ -42,7 +49,7 @@ class KeyWatch:
     async def _follow(self) -> None:
         seen: object = None
         while True:
-            state = _state_of(self._path)
+            state = await self._in_thread(lambda: _state_of(self._path))
             if state != seen or self._wake.is_set():
                 self._wake.clear()
                 seen = state
@@ -54,7 +61,7 @@ class KeyWatch:
 
     async def _read(self) -> None:
         try:
-            content = await asyncio.to_thread(read_key_file, self._path)
+            content = await self._in_thread(lambda: read_key_file(self._path))
         except ConfigError as error:
             self.num_failures += 1
             log.error("the API keys stay as they were: %s", error.message)
@@ -65,6 +72,43 @@ class KeyWatch:
             return
         self._tenants.replace_keys(content)
         log.info("%d API keys of %d tenants", len(content.keys), len(content.tenants))
+
+    async def _in_thread(self, look: Callable[[], T]) -> T:
+        """The result of a look at the file; one that hangs (a network mount that is gone) is said once."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
+        # A thread of its own: one that hangs must not keep the process from ending, as the pool's would.
+        threading.Thread(target=_run, args=(loop, look, result), name="key-file", daemon=True).start()
+        done, _ = await asyncio.wait((result,), timeout=_HANGS_AFTER_S)
+        if not done:
+            self.num_failures += 1
+            log.error(
+                "api_keys = %s: it cannot be looked at for %g s now; the API keys stay as they were, "
+                "revoked ones too, until that works again",
+                self._path,
+                _HANGS_AFTER_S,
+            )
+        return await result
+
+
+def _run(loop: asyncio.AbstractEventLoop, look: Callable[[], T], result: asyncio.Future[T]) -> None:
+    found: T | None = None
+    problem: Exception | None = None
+    try:
+        found = look()
+    except Exception as error:
+        problem = error
+
+    def tell() -> None:
+        if result.done():
+            return
+        if problem is None:
+            result.set_result(cast(T, found))
+        else:
+            result.set_exception(problem)
+
+    with contextlib.suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(tell)
 
 
 def _state_of(path: Path) -> tuple[int, int, int, int] | None:
