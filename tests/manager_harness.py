@@ -20,6 +20,7 @@ from parrot.manager.app import create_app
 from parrot.manager.clock import now_us
 from parrot.manager.engines import EngineRegistry
 from parrot.manager.executor import Executor
+from parrot.manager.http_protocol import GuardedProtocol
 from parrot.manager.journal import Journal
 from parrot.manager.key_file import load_keys
 from parrot.manager.server import bind_listener
@@ -250,7 +251,10 @@ async def serving(manager: Manager) -> AsyncIterator[str]:
     """The manager's HTTP API on a free port; yields its URL."""
     listener = bind_listener("127.0.0.1", 0)
     app = create_app(manager.service, manager.registry)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
+    config = uvicorn.Config(
+        app, http=GuardedProtocol, ws="none", log_config=None, lifespan="off", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     await until(lambda: server.started)
     try:

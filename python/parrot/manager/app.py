@@ -12,8 +12,9 @@ from .. import __version__
 from ..api import ErrorReply, SubmitBody
 from ..errors import AuthenticationError, InternalError, PermissionDenied, RateLimited, Unavailable
 from .auth import Auth, caller_of
+from .body_limit import BodyLimit
 from .engines import EngineRegistry
-from .http_errors import BodyLimit, error_response, error_responses, install_error_handlers
+from .http_errors import error_response, error_responses, install_error_handlers
 from .metrics import Metrics
 from .openai_api import openai_router
 from .readiness import unready_reason
@@ -60,7 +61,7 @@ def create_app(service: Service, registry: EngineRegistry, supervisor: Superviso
     app.include_router(openai_router(service))
     _add_probes(app, service, registry, supervisor)
     _add_metrics(app, Metrics(service, registry))
-    app.add_middleware(BodyLimit, max_body_bytes=service.config.max_body_bytes)
+    app.add_middleware(BodyLimit, max_body_bytes=service.config.max_body_bytes, has_keys=has_keys)
     app.add_middleware(Auth, tenants=service.tenants)  # the outermost: it comes before the body is read
     _correct_openapi(app, has_keys=has_keys)
     return app

@@ -66,6 +66,12 @@ def caller_of(connection: HTTPConnection) -> Caller:
     return caller
 
 
+def caller_name(scope: Scope) -> str:
+    """The tenant of a request that :class:`Auth` let through; empty for whoever is none."""
+    tenant = scope[_CALLER].tenant
+    return "" if tenant is None else str(tenant.name)
+
+
 def tenant_of(connection: HTTPConnection) -> str:
     """The name of the tenant who sent this request. Raises :class:`PermissionDenied` if nobody did."""
     tenant = caller_of(connection).tenant

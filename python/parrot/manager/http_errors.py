@@ -12,7 +12,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api import ErrorDetail, ErrorReply
 from ..errors import (
@@ -134,39 +133,10 @@ def _http_exception_response(error: HTTPException) -> JSONResponse:
         return error_response(NotFound("no such route; /docs and /openapi.json list what there is"))
     if error.status_code == 413:
         return error_response(RequestTooLarge(detail))
+    if error.status_code == 503:
+        return error_response(Unavailable(detail))
     response = error_response(InvalidRequest(detail))
     response.status_code = error.status_code
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     return response
-
-
-class BodyLimit:
-    """ASGI middleware: a body above the limit is refused with 413 while it is read, not after."""
-
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
-        self._app = app
-        self._max_body_bytes = max_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self._max_body_bytes:
-            await error_response(self._too_large())(scope, receive, send)
-            return
-        num_bytes = 0
-
-        async def counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_body_bytes:
-                raise HTTPException(413, self._too_large().message)
-            return message
-
-        await self._app(scope, counted, send)
-
-    def _too_large(self) -> RequestTooLarge:
-        return RequestTooLarge(f"the body is larger than {self._max_body_bytes} bytes")

@@ -28,6 +28,7 @@ from .app import create_app
 from .engines import EngineRegistry
 from .executor import Executor
 from .garbage import keep_out_of_the_way
+from .http_protocol import GuardedProtocol
 from .journal import Journal
 from .key_file import KeyFile, load_keys
 from .service import Service
@@ -158,6 +159,8 @@ class _Manager:
     def _http_server(self, app: FastAPI, engine_address: str) -> _Server:
         uvicorn_config = uvicorn.Config(
             app,
+            http=GuardedProtocol,
+            ws="none",
             log_config=None,
             access_log=False,
             log_level="warning",
