@@ -169,3 +169,53 @@ def test_prompt_logprobs_are_refused_in_a_session(tiny_model: Path) -> None:
         assert error["param"] == "prompt_logprobs"
 
     run(tiny_model, scenario)
+
+
+def test_names_of_holes_are_no_text_of_the_prompt(tiny_model: Path) -> None:
+    """Nor is what no output follows."""
+    names = [f"a{number:0119}" for number in range(100)]
+    prompt = "".join(f"{{{{input:{name}}}}}" for name in names) + "x {{output:y}}"
+    inputs = [{"name": name, "kind": "input", "value": ""} for name in names]
+    call = {"prompt": prompt, "placeholders": [*inputs, {"name": "y", "kind": "output"}]}
+
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        await manager.add_engine(max_model_len=64)
+        session = await new_session(client)
+        for text in (prompt, "x {{output:y}}" + " tail" * 10_000, "x {{output:y}} {{input:z}}"):
+            bound = call["placeholders"] if text is prompt else [{"name": "y", "kind": "output"}]
+            if "input:z" in text:
+                bound = [*bound, {"name": "z", "kind": "input", "value": ""}]
+            body = {"session_id": session, "calls": [{"prompt": text, "placeholders": bound}]}
+            reply = await client.post("/v1/submit", json=body)
+            assert reply.status_code == 200, reply.text
+        long = {**call, "prompt": "x " * 10_000 + prompt}
+        reply = await client.post("/v1/submit", json={"session_id": session, "calls": [long]})
+        assert check_error(reply, 400, "prompt_too_long")["param"] == "prompt"
+
+    run(tiny_model, scenario)
+
+
+@pytest.mark.parametrize("target_ms", [1_000_001, 86_400_000])
+@pytest.mark.parametrize("criteria", ["TPOT", "TTFT", "DEADLINE"])
+def test_the_largest_targets_are_taken_wherever_they_can_be_said(
+    tiny_model: Path, criteria: str, target_ms: int
+) -> None:
+    wish = {"criteria": criteria, "target_ms": target_ms}
+
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        engine = await manager.add_engine()
+        engine.held = True
+        session = await new_session(client)
+        asked = {**call_body(output="a"), "objective": criteria, "target_ms": target_ms}
+        calls = [asked, call_body(output="b"), call_body(output="c")]
+        body = {"session_id": session, "calls": calls, "labels": [{"semantic_var_id": "b", **wish}]}
+        replies = [await client.post("/v1/submit", json=body)]
+        for name in "abc":  # a get of what is queued already labels it again
+            get = {"session_id": session, "semantic_var_id": name, "timeout_ms": 0, **wish}
+            replies.append(await client.post("/v1/get", json=get))
+        engine.held = False
+        assert [reply.status_code for reply in replies] == [200] * 4, [reply.text for reply in replies]
+        graph = manager.service._sessions.get(session).graph
+        assert all(call.error is None for call in graph.calls.values())
+
+    run(tiny_model, scenario)

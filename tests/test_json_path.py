@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parrot.manager.json_path import Json, PathBudgetExceeded, PathError, compile_path, first_match
+from parrot.manager.json_path import (
+    MAX_STEPS,
+    Json,
+    PathBudgetExceeded,
+    PathError,
+    compile_path,
+    first_match,
+)
 
 PATHS = [
     "$",
@@ -59,3 +66,17 @@ def test_a_deep_document_is_walked_without_recursion() -> None:
 def test_a_walk_without_a_match_stops_at_the_budget(path: str) -> None:
     with pytest.raises(PathBudgetExceeded):
         first_match(compile_path(path), [[1] * 1000] * 1000)
+
+
+@pytest.mark.parametrize("step", [".a", "..a", "[0]", ",1", ".*", "|a"])
+def test_a_path_of_many_steps_is_refused_before_it_is_parsed(step: str) -> None:
+    path = "$[0" + step * 300 + "]" if step == ",1" else "$" + step * 300
+    with pytest.raises(PathError, match=f"steps are above the limit of {MAX_STEPS}"):
+        compile_path(path)
+
+
+def test_a_path_may_have_as_many_steps_as_the_limit_says() -> None:
+    document: Json = 7
+    for _ in range(MAX_STEPS):
+        document = {"a": document}
+    assert first_match(compile_path("$" + ".a" * MAX_STEPS), document) == (7,)

@@ -124,3 +124,58 @@ def test_the_document_has_every_schema_that_it_refers_to() -> None:
     wanted = {part.split('"')[0] for part in json.dumps(schemas).split('"#/components/schemas/')[1:]}
     assert "CallBody" in wanted
     assert wanted <= schemas.keys()
+
+
+def chained(*transforms: dict[str, Any], name: str = "y") -> dict[str, Any]:
+    output = {"name": name, "kind": "output", "transforms": list(transforms)}
+    return {"prompt": f"x {{{{output:{name}}}}}", "placeholders": [output]}
+
+
+STRIP = {"op": "strip"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"calls": [chained(STRIP), chained(*[STRIP] * 8)]}, "calls.1.placeholders.0.transforms"),
+        (
+            {
+                "variables": [
+                    {"semantic_var_id": "b", "sources": [SOURCE], "transforms": [STRIP] * 4},
+                    {"semantic_var_id": "c", "sources": [SOURCE, {**SOURCE, "transforms": [STRIP] * 5}]},
+                ]
+            },
+            "variables.1.sources.1.transforms",
+        ),
+        (
+            {"variables": [{"semantic_var_id": "b", "sources": [SOURCE], "transforms": [STRIP] * 9}]},
+            "variables.0.transforms",
+        ),
+    ],
+    ids=["outputs", "sources", "derived"],
+)
+def test_transforms_of_a_submit_are_counted_wherever_they_are(body: dict[str, Any], param: str) -> None:
+    error = refusal({"session_id": SESSION, **body}, max_transforms_per_submit=8)
+    assert (type(error), error.param) == (RequestTooLarge, param)
+    assert "8 transforms" in error.message
+    read({"session_id": SESSION, **body}, max_transforms_per_submit=9)
+
+
+@pytest.mark.parametrize(("op", "field"), [("regex", "pattern"), ("json", "path")])
+def test_different_patterns_and_paths_are_counted_by_their_characters(op: str, field: str) -> None:
+    def body(*patterns: str) -> dict[str, Any]:
+        calls = [chained({"op": op, field: pattern}) for pattern in patterns]
+        return {"session_id": SESSION, "calls": calls}
+
+    limits = {"max_pattern_chars_per_submit": 20}
+    read(body(*["$.abcdefgh"] * 50, "$.abcdefgi"), **limits)
+    error = refusal(body("$.abcdefgh", "$.abcdefgi", "$"), **limits)
+    assert (type(error), error.param) == (RequestTooLarge, "calls.2.placeholders.0.transforms")
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [{"transforms": 3}, {"sources": 3}, {"placeholders": [3, {"transforms": {}}]}, {"transforms": [3, {}]}],
+)
+def test_counting_takes_whatever_validation_will_refuse(strange: dict[str, Any]) -> None:
+    assert isinstance(refusal({"session_id": SESSION, "calls": [{"prompt": "x", **strange}]}), InvalidRequest)

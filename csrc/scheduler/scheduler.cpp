@@ -18,6 +18,7 @@ constexpr int64_t kMaxTokens = int64_t{1} << 40;
 constexpr int64_t kMaxCallTokens = (int64_t{1} << 30) - 1;  // of a prompt, and of an answer
 constexpr int64_t kMaxQueued = int64_t{1} << 31;
 constexpr double kMaxCostUs = 1e9;
+constexpr double kMaxTokenTargetUs = 86.4e9;  // a day, which is the most that a client may ask for
 constexpr double kMaxSlowdown = 1e4;
 constexpr double kMinWeight = 1e-6;
 constexpr double kMaxWeight = 1e6;
@@ -44,7 +45,7 @@ SchedulerOptions checked(SchedulerOptions options) {
 
 void require_targets(int64_t start_by_us, double per_token_us) {
     if (start_by_us != kNoTime) require_within("start_by_us", start_by_us, -kMaxTimeUs, kMaxTimeUs);
-    require_cost("per_token_us", per_token_us);
+    require_number("per_token_us", per_token_us, 0, kMaxTokenTargetUs);
 }
 
 void require_call(const CallSpec& spec, std::span<const int32_t> token_ids,

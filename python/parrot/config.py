@@ -131,6 +131,8 @@ class ManagerConfig:
     max_retries: int = 2
     max_calls_per_submit: int = 4096
     max_sources_per_submit: int = 65536  # of derived variables
+    max_transforms_per_submit: int = 4096
+    max_pattern_chars_per_submit: int = 131072  # of different patterns and JSON paths, which are compiled
     max_body_bytes: int = 32 * 2**20
     max_value_bytes: int = 8 * 2**20
     max_queued_calls: int = 100_000  # submitted and not finished

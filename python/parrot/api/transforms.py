@@ -21,7 +21,7 @@ class Regex(Body):
     ``every`` it becomes the list of that group in all matches, which may be empty."""
 
     op: Literal["regex"] = "regex"
-    pattern: str = Field(max_length=4096)
+    pattern: str = Field(max_length=1024)
     group: int | Text = 0
     every: Flag = False
 

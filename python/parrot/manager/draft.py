@@ -9,16 +9,16 @@ import secrets
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..api import CallBody, PlaceholderBody, SubmitBody, VariableBody
+from ..api import CallBody, LabelBody, PlaceholderBody, SubmitBody, VariableBody
 from ..config import ManagerConfig
 from ..errors import DoubleProducer, DuplicateRequest, InvalidRequest, RequestTooLarge, VariableNotFound
 from ..wire import CallId
 from .call import Call, Timing
 from .demand import Demand
-from .holes import CallShape, shape_call
+from .holes import CallShape, shaping_call
 from .prompt_table import ParsedPrompt, PromptTable
 from .tenants import public_id
-from .transforms import compile_chain
+from .transforms import compiling_chain
 from .variable import Derivation, Source, Variable
 
 
@@ -43,6 +43,7 @@ class Draft:
     producers: dict[Variable, tuple[Call, int]] = field(default_factory=dict)
     derivations: dict[Variable, Derivation] = field(default_factory=dict)
     values: dict[Variable, str] = field(default_factory=dict)
+    demands: dict[Variable, Demand] = field(default_factory=dict)  # all labels of a variable as one
     reaches_old: bool = False  # a variable of an earlier submit gets its origin in this one
 
 
@@ -63,8 +64,9 @@ def drafting(
 ) -> Generator[None, None, Draft]:
     """Check a submit against the graph's ``variables`` and ``live`` calls; cycles are checked elsewhere.
 
-    It yields between calls (:mod:`parrot.manager.slices`). What other requests did to the graph in the
-    meantime is looked at before it ends, and must not change between that and :meth:`Graph.add`'s insertion.
+    It yields between calls, and while one is taken apart (:mod:`parrot.manager.slices`). What other requests
+    did to the graph in the meantime is looked at before it ends, and must not change between that and
+    :meth:`Graph.add`'s insertion.
     Raises the typed errors of a bad request, naming function, placeholder or variable.
     """
     return _Drafter(setting, variables, live, now_us).building(body)
@@ -88,19 +90,20 @@ class _Drafter:
             raise RequestTooLarge(f"{len(body.calls)} calls are above the limit of {limit} per submit")
         for variable in body.variables:
             self._declare(variable)
-        yield
+            yield
         outputs = []
         for call in body.calls:
             outputs.append(self._declare_placeholders(call))
             yield
         for variable in body.variables:
-            self._derive(variable)
+            yield from self._derive(variable)
             yield
         for call, output_vars in zip(body.calls, outputs, strict=True):
-            self._add_call(call, output_vars)
+            yield from self._add_call(call, output_vars)
             yield
         for label in body.labels:
-            self._find(label.semantic_var_id)
+            self._label(label)
+            yield
         self._check_again()
         return self._draft
 
@@ -149,24 +152,28 @@ class _Drafter:
         self._claim(variable)
         self._set(variable, value)
 
-    def _derive(self, body: VariableBody) -> None:
+    def _derive(self, body: VariableBody) -> Generator[None, None, None]:
         if body.sources is None:
             return
         variable = self._find(body.semantic_var_id)
         where = f"variable {variable.id}"
-        sources = tuple(
-            Source(
-                self._find(source.semantic_var_id),
-                compile_chain(source.transforms, where=f"{where}, source {number}"),
-            )
-            for number, source in enumerate(body.sources, start=1)
-        )
-        chain = compile_chain(body.transforms, where=where)
-        self._draft.derivations[variable] = Derivation(sources, body.separator, chain)
+        sources = []
+        for number, source in enumerate(body.sources, start=1):
+            chain = yield from compiling_chain(source.transforms, where=f"{where}, source {number}")
+            sources.append(Source(self._find(source.semantic_var_id), chain))
+            yield
+        chain = yield from compiling_chain(body.transforms, where=where)
+        self._draft.derivations[variable] = Derivation(tuple(sources), body.separator, chain)
 
     def _set(self, variable: Variable, value: str) -> None:
         check_value_size(value, f"variable {variable.id}", self._setting.config)
         self._draft.values[variable] = value
+
+    def _label(self, label: LabelBody) -> None:
+        variable, demands = self._find(label.semantic_var_id), self._draft.demands
+        demand = Demand.of(label.criteria, label.target_ms, now_us=self._now_us)
+        known = demands.get(variable)
+        demands[variable] = demand if known is None else known.merge(demand)
 
     def _find_or_make(self, var_id: str) -> Variable:
         known = self._old.get(var_id) or self._draft.variables.get(var_id)
@@ -192,11 +199,11 @@ class _Drafter:
 
     # --- calls ---
 
-    def _add_call(self, body: CallBody, output_vars: dict[str, Variable]) -> None:
+    def _add_call(self, body: CallBody, output_vars: dict[str, Variable]) -> Generator[None, None, None]:
         request_id = self._take_request_id(body)
         where = body.function or request_id
         prompt = self._setting.prompts.get(body, where=where, domain=self._setting.domain)
-        shape = shape_call(
+        shape = yield from shaping_call(
             body,
             prompt,
             where=where,

@@ -114,7 +114,7 @@ class Graph:
         )
         check_cycles(draft)
         before_insertion()
-        self.insert(draft, body, now_us)
+        self.insert(draft, body)
         if self.recorder is not None:
             self.recorder.submitted(body, draft.calls)
         self.is_stale |= draft.reaches_old or any(call.demand for call in draft.calls)
@@ -321,14 +321,13 @@ class Graph:
 
     # --- insertion ---
 
-    def insert(self, draft: Draft, body: SubmitBody, now_us: int) -> None:
+    def insert(self, draft: Draft, body: SubmitBody) -> None:
         """Take in a checked draft and its labels; nothing is delivered yet."""
         self._attach(draft)
         if body.submit_id is not None:
             self.submits[body.submit_id] = tuple(draft.calls)
-        for label in body.labels:
-            demand = Demand.of(label.criteria, label.target_ms, now_us=now_us)
-            self.ask(self.variables[label.semantic_var_id], demand)
+        for variable, demand in draft.demands.items():
+            self.ask(variable, demand)
         for call in draft.calls:
             if call.demand is not None and call.demand.expires_us is not None:
                 for binding in call.outputs.values():

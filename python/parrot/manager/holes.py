@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from ..api import CallBody, PlaceholderBody, SamplingBody
@@ -12,7 +12,7 @@ from ..template import no_output_reason
 from ..wire import Grammar, Sampling
 from .call import InputBinding, InputPart, OutputBinding, OutputPart, Step, TextPart
 from .prompt_table import ParsedPrompt, place
-from .transforms import compile_chain
+from .transforms import compiling_chain
 from .variable import Variable
 
 Resolve = Callable[[str], Variable]
@@ -28,7 +28,7 @@ class CallShape:
     outputs: dict[str, OutputBinding] = field(default_factory=dict)
 
 
-def shape_call(
+def shaping_call(
     body: CallBody,
     prompt: ParsedPrompt,
     *,
@@ -36,15 +36,16 @@ def shape_call(
     input_var: Resolve,
     output_vars: dict[str, Variable],
     max_tokens: int,
-) -> CallShape:
-    """Cut a call into steps. ``prompt`` is its own; ``input_var`` finds an input's variable by id (or raises
-    VariableNotFound); ``output_vars`` has the variable of each output placeholder; ``max_tokens`` is the
-    default of an output.
+) -> Generator[None, None, CallShape]:
+    """Cut a call into steps; yields between them and while transforms are compiled.
+
+    ``prompt`` is the call's own; ``input_var`` finds an input's variable by id (or raises VariableNotFound);
+    ``output_vars`` has the variable of each output placeholder; ``max_tokens`` is the default of an output.
 
     Raises :class:`TemplateError`, :class:`UnknownPlaceholder`, :class:`TransformError` or
     :class:`InvalidRequest` naming ``where``, the placeholder and the line.
     """
-    return _Shaper(body, prompt, where, input_var, output_vars, max_tokens).shape()
+    return _Shaper(body, prompt, where, input_var, output_vars, max_tokens).shaping()
 
 
 class _Shaper:
@@ -68,19 +69,23 @@ class _Shaper:
         self._new_inputs: list[InputBinding] = []  # of the present step
         self._shape = CallShape()
 
-    def shape(self) -> CallShape:
+    def shaping(self) -> Generator[None, None, CallShape]:
         self._sort_placeholders()
         self._check_names()
         for index, (before, hole) in enumerate(self._prompt.steps):
-            parts = tuple(
-                part if isinstance(part, TextPart) else InputPart(self._input(part.name, index), part.message)
-                for part in before
-            )
-            binding = self._output(hole.name)
+            parts: list[TextPart | InputPart] = []
+            for part in before:
+                if isinstance(part, TextPart):
+                    parts.append(part)
+                else:
+                    parts.append(InputPart((yield from self._input(part.name, index)), part.message))
+            binding = yield from self._output(hole.name)
             self._shape.outputs[hole.name] = binding
             first_inputs = tuple(self._new_inputs)
             self._new_inputs.clear()
-            self._shape.steps.append(Step(index, parts, OutputPart(binding, hole.message), first_inputs))
+            self._shape.steps.append(
+                Step(index, tuple(parts), OutputPart(binding, hole.message), first_inputs)
+            )
         return self._shape
 
     def _sort_placeholders(self) -> None:
@@ -125,13 +130,13 @@ class _Shaper:
                 param=name,
             )
 
-    def _input(self, name: str, step: int) -> InputBinding:
+    def _input(self, name: str, step: int) -> Generator[None, None, InputBinding]:
         known = self._shape.inputs.get(name)
         if known is not None:
             return known
         placeholder = self._inputs.get(name)
         where = f"{self._where}, input {name!r}"
-        chain = compile_chain(placeholder.transforms if placeholder else (), where=where)
+        chain = yield from compiling_chain(placeholder.transforms if placeholder else (), where=where)
         own = self._shape.outputs.get(name)
         if own is not None:
             variable: Variable | None = own.variable
@@ -153,9 +158,11 @@ class _Shaper:
             raise InvalidRequest(f"{where} needs a semantic_var_id or a value")
         return None
 
-    def _output(self, name: str) -> OutputBinding:
+    def _output(self, name: str) -> Generator[None, None, OutputBinding]:
         placeholder = self._outputs[name]
-        chain = compile_chain(placeholder.transforms, where=f"{self._where}, output {name!r}")
+        where = f"{self._where}, output {name!r}"
+        chain = yield from compiling_chain(placeholder.transforms, where=where)
+        yield
         sampling = make_sampling(placeholder.sampling or _DEFAULT_SAMPLING, self._max_tokens)
         return OutputBinding(name, self._output_vars[name], chain, sampling)
 

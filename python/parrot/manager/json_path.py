@@ -7,6 +7,7 @@ a transform wants the first match, within a budget that no document or path can 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 
 from jsonpath_ng import jsonpath as ast
@@ -16,6 +17,8 @@ from jsonpath_ng.parser import parse
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 MAX_VISITED_NODES = 50_000
+MAX_STEPS = 64  # the parser takes time that grows with their square
+_STEP = re.compile(r"[.\[,|&(]")
 
 
 class PathError(ValueError):
@@ -28,7 +31,12 @@ class PathBudgetExceeded(ValueError):
 
 @functools.lru_cache(maxsize=1024)
 def compile_path(path: str) -> ast.JSONPath:
-    """Parse a path of names, indices, slices, ``*`` and ``..``; raises :class:`PathError`."""
+    """Parse a path of names, indices, slices, ``*`` and ``..``; raises :class:`PathError`.
+
+    Of what may begin a step (``.``, ``[``, a comma, also inside quotes) it has up to ``MAX_STEPS``."""
+    num_steps = sum(1 for _ in _STEP.finditer(path))
+    if num_steps > MAX_STEPS:
+        raise PathError(f"{num_steps} steps are above the limit of {MAX_STEPS}")
     try:
         tree = parse(path)
     except (JSONPathError, RecursionError, ValueError) as error:

@@ -46,6 +46,12 @@ class ParsedPrompt:
     inputs: frozenset[str]
     outputs: frozenset[str]
 
+    @property
+    def num_constant_chars(self) -> int:
+        """Characters of text that an engine reads, whatever is bound."""
+        parts = (part for before, _ in self.steps for part in before)
+        return sum(len(part.text) for part in parts if isinstance(part, TextPart))
+
 
 class PromptTable:
     """Least recently used prompts, bounded by the bytes of their texts. Used on the loop only."""

@@ -184,10 +184,14 @@ class PromptBuilder:
             for part in render_chat(self.tokenizer, roles, add_generation_prompt=True)
         ]
 
+    def is_hopeless(self, num_chars: int, limits: Limits) -> bool:
+        """Whether no tokenisation could make a text of so many characters short enough."""
+        return num_chars // self._longest_token_bytes > limits.max_model_len
+
     def refuse_hopeless(self, num_chars: int, limits: Limits) -> None:
         """Raise :class:`PromptTooLong` for a text that no tokenisation could make short enough."""
-        least = num_chars // self._longest_token_bytes
-        if least > limits.max_model_len:
+        if self.is_hopeless(num_chars, limits):
+            least = num_chars // self._longest_token_bytes
             raise PromptTooLong(
                 f"a prompt of {num_chars} characters is at least {least} tokens and exceeds the model's "
                 f"context of {limits.max_model_len}",

@@ -120,7 +120,7 @@ def _take(graph: Graph, body: SubmitBody, submitted_us: int) -> None:
     come again: the call that had it is not known yet to have ended."""
     work = drafting(body, setting=graph.setting, variables=graph.variables, live={}, now_us=submitted_us)
     draft = run_whole(work)
-    graph.insert(draft, body, submitted_us)
+    graph.insert(draft, body)
     for variable, value in draft.values.items():
         variable.end(value, None)
 

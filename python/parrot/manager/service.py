@@ -157,11 +157,9 @@ class Service:
             return taken_before
         self.check_open(len(body.calls))
         self.tenants.get(tenant).check_calls(len(body.calls))
-        limits = self.executor.dispatcher.limits
         for call in body.calls:
             self.check_model(call.model)
-            if limits is not None:
-                self.executor.prompts.refuse_hopeless(_num_chars(call), limits)
+            self._refuse_hopeless(call, tenant)
             for placeholder in call.placeholders:
                 if placeholder.sampling is not None:
                     _refuse_prompt_logprobs(placeholder.sampling)
@@ -177,6 +175,16 @@ class Service:
                 self.delete_session(body.session_id, tenant=tenant)
             raise
         return self._submit_reply(body.session_id, calls)
+
+    def _refuse_hopeless(self, call: api.CallBody, tenant: str) -> None:
+        """Raise :class:`PromptTooLong` for a prompt whose constants alone are too long. Holes are no text:
+        only where they could matter is the template parsed for it."""
+        limits, builder = self.executor.dispatcher.limits, self.executor.prompts
+        if limits is None or not builder.is_hopeless(_num_template_chars(call), limits):
+            return
+        domain = self.tenants.get(tenant).number
+        prompt = self._sessions.prompts.get(call, where=call.function or "a call", domain=domain)
+        builder.refuse_hopeless(prompt.num_constant_chars, limits)
 
     def _taken_before(self, body: api.SubmitBody, tenant: str) -> api.SubmitReply | None:
         """The answer to a submit that came before, if its ``submit_id`` says that this one did."""
@@ -330,8 +338,8 @@ class Service:
         self.executor.close(single.session, Cancelled("the client left").to_info())
 
 
-def _num_chars(call: api.CallBody) -> int:
-    """Characters of a prompt's constants, about: those of the holes are counted too."""
+def _num_template_chars(call: api.CallBody) -> int:
+    """Characters of a prompt as it was written, holes and what no output follows included."""
     return len(call.prompt or "") + sum(len(message.content) for message in call.messages or ())
 
 

@@ -66,7 +66,7 @@ class SessionTable:
         self._idle_us = round(config.session_idle_s * 1e6)
         self._sessions: dict[str, Session] = {}
         self._tenants = tenants or Tenants()
-        self._prompts = PromptTable()
+        self.prompts = PromptTable()
         self._call_ids = (CallId(number) for number in itertools.count(1))
         self._hash_key = secrets.token_bytes(16)
 
@@ -140,7 +140,7 @@ class SessionTable:
             config=self._config,
             domain=domain,
             call_ids=self._call_ids,
-            prompts=self._prompts,
+            prompts=self.prompts,
             hash_key=self._hash_key,
             recorder=recorder,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -60,10 +60,10 @@ def reading(raw: bytes, config: ManagerConfig) -> Generator[None, None, api.Subm
     yield
     given = {name: value for name, value in envelope.items() if value is not msgspec.UNSET}
     head = _validated(api.SubmitBody, given)
-    variables = yield from _each("variables", parts["variables"], api.VariableBody)
-    _check_sources(variables, config.max_sources_per_submit)
-    calls = yield from _each("calls", parts["calls"], api.CallBody)
-    labels = yield from _each("labels", parts["labels"], api.LabelBody)
+    meter = _Meter(config)
+    variables = yield from _each("variables", parts["variables"], api.VariableBody, meter)
+    calls = yield from _each("calls", parts["calls"], api.CallBody, meter)
+    labels = yield from _each("labels", parts["labels"], api.LabelBody, meter)
     body = head.model_copy(update={"variables": variables, "calls": calls, "labels": labels})
     return body.came_as(raw)
 
@@ -81,21 +81,73 @@ def schemas_of(model: type[BaseModel]) -> dict[str, Any]:
     return {**parts, model.__name__: schema}
 
 
-def _check_sources(variables: Sequence[api.VariableBody], limit: int) -> None:
-    num_sources = 0
-    for index, variable in enumerate(variables):
-        num_sources += len(variable.sources or ())
-        if num_sources > limit:
+class _Meter:
+    """What all parts of one submit may have together, counted before it is validated, which takes longer."""
+
+    def __init__(self, config: ManagerConfig) -> None:
+        self._config = config
+        self._num_sources = 0
+        self._num_transforms = 0
+        self._num_pattern_chars = 0
+        self._patterns: set[str] = set()
+
+    def add(self, value: Any, where: str) -> None:
+        """Count one variable or call. Raises :class:`RequestTooLarge`."""
+        self._num_sources += len(_list_of(value, "sources"))
+        limit = self._config.max_sources_per_submit
+        if self._num_sources > limit:
             raise RequestTooLarge(
                 f"the variables of one submit have more than {limit} sources in all",
-                param=f"variables.{index}.sources",
+                param=f"{where}.sources",
+            )
+        for place, transforms in _chains(value, where):
+            self._add_chain(place, transforms)
+
+    def _add_chain(self, place: str, transforms: list[Any]) -> None:
+        config = self._config
+        self._num_transforms += len(transforms)
+        if self._num_transforms > config.max_transforms_per_submit:
+            raise RequestTooLarge(
+                f"one submit has more than {config.max_transforms_per_submit} transforms in all", param=place
+            )
+        for transform in transforms:
+            pattern = _field_of(transform, "pattern") or _field_of(transform, "path")
+            if isinstance(pattern, str) and pattern not in self._patterns:
+                self._patterns.add(pattern)
+                self._num_pattern_chars += len(pattern)
+        if self._num_pattern_chars > config.max_pattern_chars_per_submit:
+            raise RequestTooLarge(
+                "the different patterns and paths of one submit have more than "
+                f"{config.max_pattern_chars_per_submit} characters in all",
+                param=place,
             )
 
 
-def _each(name: str, items: Items, model: type[B]) -> Generator[None, None, tuple[B, ...]]:
+def _chains(value: Any, where: str) -> Iterator[tuple[str, list[Any]]]:
+    """The transforms in a variable or a call, whatever else is wrong with it, and where they are."""
+    yield f"{where}.transforms", _list_of(value, "transforms")
+    for name in ("sources", "placeholders"):
+        for index, part in enumerate(_list_of(value, name)):
+            transforms = _list_of(part, "transforms")
+            if transforms:
+                yield f"{where}.{name}.{index}.transforms", transforms
+
+
+def _field_of(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _list_of(value: Any, name: str) -> list[Any]:
+    found = _field_of(value, name)
+    return found if isinstance(found, list) else []
+
+
+def _each(name: str, items: Items, model: type[B], meter: _Meter) -> Generator[None, None, tuple[B, ...]]:
     read: list[B] = []
     for index, item in enumerate(items):
-        read.append(_validated(model, _decoded(name, index, item), name, index))
+        value = _decoded(name, index, item)
+        meter.add(value, f"{name}.{index}")
+        read.append(_validated(model, value, name, index))
         yield
     return tuple(read)
 

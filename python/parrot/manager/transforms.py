@@ -7,13 +7,14 @@ value exists, where a value that does not fit is a :class:`TransformFailed`. No 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from ..api import Transform
 from ..errors import TransformError, TransformFailed
 from .json_path import Json
 from .operators import Apply, Budget, Mismatch, as_text, compile_operator, dump, kind_of
+from .slices import run_whole
 
 MAX_EVENT_S = 0.5  # of the thread, which is the loop's
 _EXCERPT_CHARS = 80
@@ -87,7 +88,14 @@ _NO_TRANSFORMS = Chain("", ())
 
 
 def compile_chain(transforms: Sequence[Transform], *, where: str) -> Chain:
-    """Raises :class:`TransformError` naming ``where``, the operator and its place in the chain."""
+    """:func:`compiling_chain` without a pause."""
+    return run_whole(compiling_chain(transforms, where=where))
+
+
+def compiling_chain(transforms: Sequence[Transform], *, where: str) -> Generator[None, None, Chain]:
+    """Compile a chain; yields after each operator, since a pattern may take ten milliseconds.
+
+    Raises :class:`TransformError` naming ``where``, the operator and its place in the chain."""
     if not transforms:
         return _NO_TRANSFORMS
     operators = []
@@ -96,6 +104,7 @@ def compile_chain(transforms: Sequence[Transform], *, where: str) -> Chain:
             operators.append((transform.op, compile_operator(transform)))
         except ValueError as error:
             raise TransformError(f"{where}: transform {number} ({transform.op}): {error}") from None
+        yield
     return Chain("".join(transform.model_dump_json() for transform in transforms), tuple(operators))
 
 
