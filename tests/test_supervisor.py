@@ -12,6 +12,7 @@ import pytest
 
 from parrot.config import EngineConfig
 from parrot.manager import supervisor
+from parrot.manager.background import Background
 from parrot.manager.supervisor import Supervisor, engine_argv
 
 CONFIG = EngineConfig(manager_address="", model="tiny", num_blocks=64)
@@ -35,7 +36,12 @@ def supervise(
     on_hopeless: Callable[[str], None] = lambda _: None,
 ) -> Supervisor:
     return Supervisor(
-        [CONFIG], "tcp://127.0.0.1:1", on_exit=on_exit, is_hung=is_hung, on_hopeless=on_hopeless
+        [CONFIG],
+        "tcp://127.0.0.1:1",
+        on_exit=on_exit,
+        is_hung=is_hung,
+        on_hopeless=on_hopeless,
+        background=Background(),
     )
 
 

@@ -64,7 +64,8 @@ def run_engine(config: EngineConfig, *, link_type: type[Link] = Link) -> None:
         )
     link.start()
     stop = _serve(engine, link, register.epoch, config.stall_after_s)
-    log.info("engine %s ends: %s", config.name, stop.reason)
+    level = logging.WARNING if stop.exit_code else logging.INFO
+    log.log(level, "engine %s ends: %s", config.name, stop.reason)
     link.close(stop.reason)
     if stop.exit_code:
         raise SystemExit(stop.exit_code)

@@ -149,13 +149,11 @@ class Dispatcher:
 
     # --- engines ---
 
-    def engine_joined(self, engine: Engine) -> None:
-        """One more engine to place calls on."""
-        self._bridge.add_engine(engine)
+    def engine_joined(self) -> None:
+        """The scheduler has one more engine; a :meth:`turn` must follow."""
         self.limits = Limits.of([one.registration for one in self._registry.alive])
         self._to_encode.extend(self._unsized)
         self._unsized.clear()
-        self.turn()
 
     def engine_lost(self, engine: Engine, reason: str) -> list[Call]:
         """Its calls, which are returned, run again from their variables until they have used up their

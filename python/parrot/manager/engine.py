@@ -70,7 +70,7 @@ class EngineEvents(Protocol):
         """None to take the engine in, else why not."""
 
     def engine_joined(self, engine: Engine) -> None:
-        """The engine can be sent calls."""
+        """The engine can be sent calls. Raises if it is not to be taken in; nothing is known of it then."""
 
     def engine_lost(self, engine: Engine, reason: str) -> None:
         """The engine is gone; no reply of it will follow."""

@@ -15,6 +15,7 @@ import secrets
 from .. import wire
 from ..api import EngineView
 from ..config import ManagerConfig
+from .background import Background
 from .clock import now_s, now_us
 from .engine import Engine as Engine
 from .engine import EngineEvents as EngineEvents
@@ -25,6 +26,7 @@ from .health import SILENT_BEATS, Stalled
 
 log = logging.getLogger(__name__)
 _MAX_INVITED = 4096
+_MAX_REASON = 300
 _HUNG_AFTER_LOSSES = 3  # times the silence after which an engine is lost
 _MAX_GONE = 256  # names of engines that are gone, as far as they are remembered
 
@@ -34,6 +36,7 @@ class EngineRegistry:
     ends it within 2 s."""
 
     def __init__(self, config: ManagerConfig, socket: EngineSocket | None = None) -> None:
+        self.background = Background()  # of the whole manager
         self._config = config
         self._events: EngineEvents | None = None
         self._manager_id = secrets.token_hex(8)
@@ -45,6 +48,7 @@ class EngineRegistry:
         self._replaced: set[str] = set()  # epochs of lives whose name a later one has
         self._stalled: dict[str, Stalled] = {}  # by epoch
         self._next_id = 1
+        self._last_beat = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self.num_dropped_frames = 0
         self.num_lost_frames = 0  # how often frames were found missing, of either side
@@ -56,9 +60,10 @@ class EngineRegistry:
     def start(self, events: EngineEvents) -> None:
         """Begin to receive and to send heartbeats."""
         self._events = events
+        self._last_beat = now_s()
         self._tasks = [
-            asyncio.create_task(self._receive_loop(), name="engine-receive"),
-            asyncio.create_task(self._heartbeat_loop(), name="engine-heartbeat"),
+            self.background.start("engine-receive", self._receive_next),
+            self.background.start("engine-heartbeat", self._beat),
         ]
 
     async def close(self, *, shut_down_engines: bool = False) -> None:
@@ -130,17 +135,16 @@ class EngineRegistry:
     def _send_frame(self, identity: bytes, message: wire.ToEngine) -> bool:
         return self._socket.send(identity, wire.encode(message))
 
-    async def _receive_loop(self) -> None:
-        while True:
-            parts = await self._socket.receive()
+    async def _receive_next(self) -> None:
+        parts = await self._socket.receive()
+        with self.background.guarded("engine-frame"):
             try:
                 self._receive(parts)
             except wire.WireError as error:
                 self.num_dropped_frames += 1
-                log.warning("dropped frame %d of an engine: %s", self.num_dropped_frames, error.message[:300])
-            except Exception:
-                log.exception("a frame of an engine could not be handled")
-            await asyncio.sleep(0)  # receiving what is there already does not yield to requests
+                number = self.num_dropped_frames
+                log.warning("dropped frame %d of an engine: %s", number, error.message[:300])
+        await asyncio.sleep(0)  # receiving what is there already does not yield to requests
 
     def _receive(self, parts: list[bytes]) -> None:
         if len(parts) != 2:
@@ -159,10 +163,10 @@ class EngineRegistry:
         if engine.state == "silent":
             self._pause(engine, "ready")
         if isinstance(message, wire.Goodbye):
-            self._lose(engine, f"it left: {message.reason}", level=logging.INFO)
+            self._lose(engine, f"it left: {message.reason[:_MAX_REASON]}", level=logging.INFO)
             return
         if isinstance(message, wire.Draining):
-            log.info("engine %s drains: %s", engine.name, message.reason)
+            log.info("engine %s drains: %s", engine.name, message.reason[:_MAX_REASON])
             self._pause(engine, "draining")
             return
         self._note_stats(engine, message.stats)
@@ -257,15 +261,8 @@ class EngineRegistry:
             return
         refusal = self._refusal(message)
         if refusal is not None:
-            if message.epoch not in self._refused:
-                log.error("engine %s (pid %d) refused: %s", message.name, message.pid, refusal)
-                self._refused.add(message.epoch)
-            self._send_frame(identity, wire.Shutdown())
+            self._refuse(identity, message, refusal)
             return
-        previous = self._engines.get(message.name)
-        if previous is not None and previous.registration.epoch != message.epoch:
-            self._replaced.add(previous.registration.epoch)
-            self._lose(previous, "a new process registered under its name")
         manager_id = self._invited.pop(message.epoch, self._manager_id)
         engine = Engine(
             self._next_id,
@@ -276,35 +273,58 @@ class EngineRegistry:
             frames=FrameOrder(message.sequence),
         )
         self._next_id += 1
-        self._engines.pop(message.name, None)  # to the end: the order is that of joining
-        self._engines[message.name] = engine
+        previous = self._engines.pop(message.name, None)  # to the end: the order is that of joining
+        if not self._enter(engine, previous):
+            return
         self._stalled.pop(message.epoch, None)
-        self._by_epoch[message.epoch] = engine
-        self._by_id[engine.engine_id] = engine
+        if previous is not None and previous.registration.epoch != message.epoch:
+            self._replaced.add(previous.registration.epoch)
+            self._lose(previous, "a new process registered under its name")
         self._ping(engine)
         log.info("engine %s (pid %d) joined with model %s", message.name, message.pid, message.model.name)
-        if self._events is not None:
-            self._events.engine_joined(engine)
+
+    def _enter(self, engine: Engine, previous: Engine | None) -> bool:
+        """Take the engine in, here and with whoever hears of engines, or leave everything as it was."""
+        message = engine.registration
+        self._engines[message.name] = self._by_epoch[message.epoch] = self._by_id[engine.engine_id] = engine
+        try:
+            if self._events is not None:
+                self._events.engine_joined(engine)
+        except Exception as error:
+            self._remove(engine, "lost")
+            del self._engines[message.name]
+            if previous is not None:
+                self._engines[message.name] = previous
+            self._refuse(engine.identity, message, f"{type(error).__name__}: {error}"[:_MAX_REASON])
+            return False
+        return True
+
+    def _refuse(self, identity: bytes, message: wire.Register, why: str) -> None:
+        if message.epoch not in self._refused:
+            log.error("engine %s (pid %d) refused: %s", message.name, message.pid, why)
+            if len(self._refused) >= _MAX_INVITED:
+                self._refused.clear()
+            self._refused.add(message.epoch)
+        self._send_frame(identity, wire.Shutdown())
 
     def _refusal(self, message: wire.Register) -> str | None:
         if message.protocol_version != wire.PROTOCOL_VERSION:
             return f"it speaks protocol {message.protocol_version}, the manager {wire.PROTOCOL_VERSION}"
         return self._events.admits_engine(message) if self._events is not None else None
 
-    async def _heartbeat_loop(self) -> None:
-        expected = now_s()
-        while True:
-            await asyncio.sleep(self._config.heartbeat_s)
-            now = now_s()
-            stall = now - expected - self._config.heartbeat_s
-            expected = now
-            for engine in list(self._by_epoch.values()):
-                # Time in which this loop itself stood still is no silence of the engine.
-                engine.last_seen += max(stall, 0.0)
-                self._look_at(engine, now, max(stall, 0.0))
-            self._forget_the_gone()
-            if self._events is not None:
-                self._events.heartbeat()
+    async def _beat(self) -> None:
+        await asyncio.sleep(self._config.heartbeat_s)
+        now = now_s()
+        # Time in which the loop itself stood still is no silence of an engine.
+        stall = max(now - self._last_beat - self._config.heartbeat_s, 0.0)
+        self._last_beat = now
+        for engine in list(self._by_epoch.values()):
+            engine.last_seen += stall
+            with self.background.guarded("engine-heartbeat"):
+                self._look_at(engine, now, stall)
+        self._forget_the_gone()
+        if self._events is not None:
+            self._events.heartbeat()
 
     def _look_at(self, engine: Engine, now: float, stall: float) -> None:
         if engine.num_dispatched == 0:
@@ -343,9 +363,12 @@ class EngineRegistry:
     ) -> None:
         if not engine.alive:
             return
-        engine.state = state
-        del self._by_epoch[engine.registration.epoch]
-        del self._by_id[engine.engine_id]
+        self._remove(engine, state)
         log.log(level, "engine %s (pid %d) is gone: %s", engine.name, engine.registration.pid, reason)
         if self._events is not None:
             self._events.engine_lost(engine, reason)
+
+    def _remove(self, engine: Engine, state: EngineState) -> None:
+        engine.state = state
+        del self._by_epoch[engine.registration.epoch]
+        del self._by_id[engine.engine_id]

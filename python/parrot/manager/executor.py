@@ -63,6 +63,7 @@ class Executor:
         self._no_engine: str | None = None  # why none will come
         self._tokenizer = tokenizer
         self._registry = registry
+        self.background = registry.background
         self.scheduler = SchedulerBridge(config.scheduler)
         self.tenants = Tenants(keys, self.scheduler.set_tenant_weight)
         self.dispatcher = Dispatcher(
@@ -281,11 +282,12 @@ class Executor:
 
     def engine_joined(self, engine: Engine) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
+        self.scheduler.add_engine(engine)  # which may refuse it, before anything else has it
         self._no_engine = None
         self.knowledge.engine_joined(engine)
         self._set_pace()
-        self.dispatcher.engine_joined(engine)
-        self.early.turn()
+        self.dispatcher.engine_joined()
+        asyncio.get_running_loop().call_soon(self.turn)  # what goes wrong there is not the engine's fault
 
     def engine_lost(self, engine: Engine, reason: str) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""

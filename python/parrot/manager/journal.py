@@ -165,6 +165,13 @@ class Journal:
     # --- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._write_all()
+        except Exception as error:
+            log.exception("the journal's thread has ended")
+            self._tell(self._fail, f"its thread has ended: {type(error).__name__}")
+
+    def _write_all(self) -> None:
         events: list[Sequence[Row]] = []
         closed: list[int] = []
         while True:

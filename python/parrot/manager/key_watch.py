@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from ..errors import ConfigError
+from .background import Background
 from .key_file import read_key_file
 from .tenants import Tenants
 
@@ -26,16 +27,18 @@ class KeyWatch:
     """Reads the file again when it has changed. One that is wrong changes nothing: the keys in use stay, and
     the log says what is wrong with it."""
 
-    def __init__(self, path: Path, tenants: Tenants) -> None:
+    def __init__(self, path: Path, tenants: Tenants, background: Background) -> None:
         self.num_failures = 0  # files that could not be read
         self._path = path
         self._tenants = tenants
+        self._background = background
+        self._seen: object = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to follow; the file as it is now is read once more, for it may have changed since."""
-        self._task = asyncio.create_task(self._follow(), name="key-watch")
+        self._task = self._background.start("key-watch", self._look)
 
     def close(self) -> None:
         """Follow no more."""
@@ -46,18 +49,14 @@ class KeyWatch:
         """Read the file again, whether or not it seems to have changed."""
         self._wake.set()
 
-    async def _follow(self) -> None:
-        seen: object = None
-        while True:
-            state = await self._in_thread(lambda: _state_of(self._path))
-            if state != seen or self._wake.is_set():
-                self._wake.clear()
-                seen = state
-                await self._read()
-            try:
-                await asyncio.wait_for(self._wake.wait(), _EVERY_S)
-            except TimeoutError:
-                continue
+    async def _look(self) -> None:
+        state = await self._in_thread(lambda: _state_of(self._path))
+        if state != self._seen or self._wake.is_set():
+            self._wake.clear()
+            self._seen = state
+            await self._read()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), _EVERY_S)
 
     async def _read(self) -> None:
         try:

@@ -117,6 +117,8 @@ class Metrics(Collector):
         yield gauge("sessions", "Live sessions.", single(self._service.num_sessions))
         yield counter("stalls", "Work that waited and made no step.", single(executor.watchdog.num_stalls))
         yield counter("frames_dropped", "Frames that were no message.", single(registry.num_dropped_frames))
+        failures = keyed(registry.background.failures)
+        yield counter("background_failures", "Turns of background work that failed.", failures, "loop")
         yield counter("frame_losses", "Frames that never came.", single(registry.num_lost_frames))
         yield counter("cache_snapshots", "Reports of whole caches.", single(executor.knowledge.num_snapshots))
         yield histogram("loop_lag_seconds", "How late the loop is.", [((), self._lag.histogram)])

@@ -17,6 +17,7 @@ from .pace import Pace
 from .slices import run_in_slices
 
 log = logging.getLogger(__name__)
+_AGAIN_US = 10_000_000
 AT_ONCE = (
     2048  # live calls, some 20 ms; of a larger graph the first calls may run before their labels are known
 )
@@ -76,6 +77,7 @@ class Objectives:
             changed = deduce(graph, now_us=now, pace=self.pace)
         except Exception:  # a wrong order is no reason not to run
             log.exception("objectives of session %s", application.session.session_id)
+            self._review_at(application, now + _AGAIN_US)  # deadlines must still end
             return
         self._found(application, changed)
 
@@ -98,7 +100,10 @@ class Objectives:
         for call in changed:
             self._update(call)
         next_us = application.session.graph.next_time_us()
-        application.review_at(next_us, lambda: self._review(application))
+        self._review_at(application, next_us)
+
+    def _review_at(self, application: Application, time_us: int | None) -> None:
+        application.review_at(time_us, lambda: self._review(application))
 
     def _review(self, application: Application) -> None:
         """A deadline has passed, or has come near."""

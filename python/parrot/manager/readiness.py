@@ -15,6 +15,8 @@ def unready_reason(
         return service.executor.refusal
     if service.journal is not None and service.journal.problem is not None:
         return service.journal.problem
+    if registry.background.problem is not None:
+        return registry.background.problem
     if any(engine.state != "draining" for engine in registry.alive):
         return service.executor.watchdog.problem
     if registry.alive:

@@ -133,6 +133,7 @@ class _Manager:
             on_exit=registry.process_ended,
             is_hung=registry.has_hung,
             on_hopeless=self._executor.engines_do_not_start,
+            background=registry.background,
         )
         self._service = Service(self._executor, self._journal)
         self._service.recover()

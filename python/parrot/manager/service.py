@@ -54,7 +54,7 @@ class Service:
         self._submitting: dict[tuple[str, str], asyncio.Future[None]] = {}  # the last one of each session
         self._sweep: asyncio.TimerHandle | None = None
         path = self.config.api_keys
-        self.key_watch = None if path is None else KeyWatch(path, self.tenants)
+        self.key_watch = None if path is None else KeyWatch(path, self.tenants, executor.background)
 
     @property
     def num_sessions(self) -> int:
@@ -98,11 +98,15 @@ class Service:
         self.executor.close_all(self.executor.refusal_type(self.executor.refusal).to_info())
 
     def _expire(self) -> None:
-        for session in self._sessions.take_idle():
-            log.info("session %s expired", session.session_id)
-            self.executor.close(session, SessionClosed("the session expired").to_info())
-        self._idle_collector.sweep(self.executor.counts.by_state.total(), self.executor.dispatcher.num_busy)
         self._sweep_later()
+        background = self.executor.background
+        with background.guarded("session-expiry"):
+            for session in self._sessions.take_idle():
+                log.info("session %s expired", session.session_id)
+                with background.guarded("session-expiry"):
+                    self.executor.close(session, SessionClosed("the session expired").to_info())
+            num_ended = self.executor.counts.by_state.total()
+            self._idle_collector.sweep(num_ended, self.executor.dispatcher.num_busy)
 
     # --- sessions ---
 

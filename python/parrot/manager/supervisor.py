@@ -11,8 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ..config import EngineConfig
+from .background import Background
 
 log = logging.getLogger(__name__)
 _QUICK_DEATH_S = 10.0
@@ -80,7 +82,9 @@ class Supervisor:
         on_exit: Callable[[int], bool],
         is_hung: Callable[[int], bool],
         on_hopeless: Callable[[str], None],
+        background: Background,
     ) -> None:
+        self._background = background
         self._on_exit = on_exit
         self._is_hung = is_hung
         self._on_hopeless = on_hopeless
@@ -92,7 +96,9 @@ class Supervisor:
 
     def start(self) -> None:
         """Start every engine; returns at once."""
-        self._tasks = [asyncio.create_task(self._keep_alive(child)) for child in self._children]
+        self._tasks = [
+            self._background.start("supervisor", partial(self._live_once, child)) for child in self._children
+        ]
 
     async def close(self, grace_s: float | None = None) -> None:
         """End all engines: SIGTERM, and after ``grace_s`` (3 s unless given) SIGKILL for those that stay."""
@@ -125,24 +131,25 @@ class Supervisor:
         """How many engines this manager starts itself."""
         return len(self._children)
 
-    async def _keep_alive(self, child: _Child) -> None:
-        while True:
-            started = time.monotonic()
-            has_joined = await self._run_once(child)
-            lived_s = time.monotonic() - started
-            is_failure = not has_joined or lived_s < _QUICK_DEATH_S
-            child.num_failures = child.num_failures + 1 if is_failure else 0
-            child.num_failed_starts = 0 if has_joined else child.num_failed_starts + 1
+    async def _live_once(self, child: _Child) -> None:
+        """One life of a process, and the pause after it."""
+        started = time.monotonic()
+        has_joined = await self._run_once(child)
+        lived_s = time.monotonic() - started
+        is_failure = not has_joined or lived_s < _QUICK_DEATH_S
+        child.num_failures = child.num_failures + 1 if is_failure else 0
+        child.num_failed_starts = 0 if has_joined else child.num_failed_starts + 1
+        with self._background.guarded("supervisor"):
             self._report_hopeless()
-            pause_s = _BACKOFF_S[min(child.num_failures, len(_BACKOFF_S) - 1)]
-            log.warning(
-                "%s ended (%s) after %.1f s; starting it again in %.1f s",
-                child.config.name,
-                child.last_exit,
-                lived_s,
-                pause_s,
-            )
-            await asyncio.sleep(pause_s)
+        pause_s = _BACKOFF_S[min(child.num_failures, len(_BACKOFF_S) - 1)]
+        log.warning(
+            "%s ended (%s) after %.1f s; starting it again in %.1f s",
+            child.config.name,
+            child.last_exit,
+            lived_s,
+            pause_s,
+        )
+        await asyncio.sleep(pause_s)
 
     def _report_hopeless(self) -> None:
         problem = self.problem
@@ -150,11 +157,11 @@ class Supervisor:
             self._on_hopeless(problem)
 
     async def _kill_when_hung(self, process: asyncio.subprocess.Process) -> None:
-        while not self._is_hung(process.pid):
-            await asyncio.sleep(_HUNG_CHECK_S)
-        log.warning("process %d does not answer any more; it is killed and replaced", process.pid)
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        await asyncio.sleep(_HUNG_CHECK_S)
+        if self._is_hung(process.pid):
+            log.warning("process %d does not answer any more; it is killed and replaced", process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
 
     async def _run_once(self, child: _Child) -> bool:
         """One life of a process; whether it joined."""
@@ -173,7 +180,7 @@ class Supervisor:
         log.info("%s started as process %d", child.config.name, process.pid)
         assert process.stderr is not None
         last_words: deque[str] = deque(maxlen=_NUM_LAST_LINES)
-        watch = asyncio.create_task(self._kill_when_hung(process))
+        watch = self._background.start("hung-engine", partial(self._kill_when_hung, process))
         try:
             await _pass_on(process.stderr, last_words)
             code = await process.wait()
@@ -182,7 +189,8 @@ class Supervisor:
         child.process = None
         child.last_exit = f"signal {-code}" if code < 0 else f"exit code {code}"
         child.last_words = last_words
-        return self._on_exit(process.pid)
+        with self._background.guarded("supervisor"):
+            return self._on_exit(process.pid)
 
 
 async def _pass_on(stream: asyncio.StreamReader, tail: deque[str]) -> None:
@@ -195,7 +203,8 @@ async def _pass_on(stream: asyncio.StreamReader, tail: deque[str]) -> None:
         if not line:
             return
         text = line.decode("utf-8", "replace")
-        sys.stderr.write(text)
+        with contextlib.suppress(OSError, ValueError):  # nobody reads ours: no reason to leave the engine
+            sys.stderr.write(text)
         if text.strip():
             tail.append(text.strip()[:500])
 
