@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from graph_builder import SESSION_ID, body, finish, flow_call, join, prompt_call, value, write
+from graph_builder import SESSION_ID, body, finish, flow_call, join, prompt_call, read, value, write
 from parrot import api, wire
 from parrot.config import ManagerConfig
 from parrot.errors import DuplicateRequest, EngineError, JournalError
 from parrot.manager.call import CallState
 from parrot.manager.clock import now_us
 from parrot.manager.key_file import KeyFile
+from parrot.manager.value_bytes import size_of
 from recovery_harness import Service, SyncJournal, view
 
 
@@ -167,3 +168,15 @@ def test_a_session_that_cannot_be_rebuilt_is_named_with_what_helps(
     monkeypatch.setattr("recovery_harness.CONFIG", ManagerConfig(max_value_bytes=20))
     with pytest.raises(JournalError, match=rf"{session.session_id}.*limit of 20 bytes.*move it away"):
         service.after_a_kill()
+
+
+def test_the_bytes_of_values_that_came_back_are_counted(service: Service) -> None:
+    session = service.table.create()
+    call = prompt_call("A", "{{input:i}}{{output:x}}", read("i", value="constant"), write("x"))
+    given = [value("g", "given"), api.VariableBody(semantic_var_id="s")]
+    session.graph.add(body(call, variables=given), now_us=0)
+    session.graph.set_value("s", "set later")
+    finish(session.graph, "A", "written")
+    again = service.after_a_kill().graphs[session.session_id]
+    sizes = map(size_of, ("constant", "given", "set later", "written"))
+    assert again.values.num_bytes == session.graph.values.num_bytes == sum(sizes)

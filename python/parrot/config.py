@@ -135,6 +135,8 @@ class ManagerConfig:
     max_pattern_chars_per_submit: int = 131072  # of different patterns and JSON paths, which are compiled
     max_body_bytes: int = 32 * 2**20
     max_value_bytes: int = 8 * 2**20
+    max_session_value_bytes: int = 256 * 2**20  # of all values that a live session holds
+    max_tenant_value_bytes: int = 2**30  # of all sessions of a tenant, or of the one that has no key
     max_queued_calls: int = 100_000  # submitted and not finished
     default_max_tokens: int = 256
     early_fill: bool = True  # what waiting calls begin with is computed while engines have time to spare

@@ -182,6 +182,14 @@ class TransformFailed(ExecutionError):
     http_status = 422
 
 
+class ValueTooLarge(ExecutionError):
+    """The values of the session, or of the tenant's sessions, would be too large with this one; the message
+    names the limit."""
+
+    code = "value_too_large"
+    http_status = 422
+
+
 class TypedOutputFailed(ExecutionError):
     """A typed output has no value of its type: it was cut by max_tokens, or its type refused it."""
 

@@ -19,6 +19,7 @@ from .holes import CallShape, shaping_call
 from .prompt_table import ParsedPrompt, PromptTable
 from .tenants import public_id
 from .transforms import compiling_chain
+from .value_bytes import size_of
 from .variable import Derivation, Source, Variable
 
 
@@ -44,6 +45,7 @@ class Draft:
     derivations: dict[Variable, Derivation] = field(default_factory=dict)
     values: dict[Variable, str] = field(default_factory=dict)
     demands: dict[Variable, Demand] = field(default_factory=dict)  # all labels of a variable as one
+    num_value_bytes: int = 0  # of values and of constants of inputs
     reaches_old: bool = False  # a variable of an earlier submit gets its origin in this one
 
 
@@ -147,6 +149,7 @@ class _Drafter:
     def _declare_input(self, placeholder: PlaceholderBody, value: str) -> None:
         if placeholder.semantic_var_id is None:
             check_value_size(value, f"input {placeholder.name!r}", self._setting.config)
+            self._draft.num_value_bytes += size_of(value)
             return
         variable = self._find_or_make(placeholder.semantic_var_id)
         self._claim(variable)
@@ -167,6 +170,7 @@ class _Drafter:
 
     def _set(self, variable: Variable, value: str) -> None:
         check_value_size(value, f"variable {variable.id}", self._setting.config)
+        self._draft.num_value_bytes += size_of(value)
         self._draft.values[variable] = value
 
     def _label(self, label: LabelBody) -> None:

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..errors import Cancelled, ErrorInfo, ParrotError, TransformFailed, UpstreamFailed
+from ..errors import Cancelled, ErrorInfo, ParrotError, TransformFailed, UpstreamFailed, ValueTooLarge
 from .call import Call, CallState, InputBinding
 from .transforms import Transformer
+from .value_bytes import ValueBytes
 from .variable import Consumer, Variable
 
 _MAX_CAUSES = 8
@@ -34,9 +35,12 @@ class Changes:
 class Flow:
     """Give variables their ends, then :meth:`run`, then take ``changes``."""
 
-    def __init__(self, max_value_bytes: int) -> None:
+    def __init__(self, max_value_bytes: int, values: ValueBytes) -> None:
+        """``values`` counts what comes to exist, except for what is given to :meth:`publish`."""
         self.changes = Changes()
         self._max_value_bytes = max_value_bytes
+        self._values = values
+        self._kept: dict[int, str] = {}  # by identity: equal chains of one value give one string
         self._transformer = Transformer(max_value_bytes)
         self._ended: deque[Variable] = deque()
         self._unread: dict[Variable, None] = {}  # lost a reader that will never run
@@ -52,7 +56,8 @@ class Flow:
         try:
             where = f"call {call.name}, output {binding.name!r}"
             value = self._transformer.apply(binding.chain, binding.raw or "", where=where)
-        except TransformFailed as error:
+            self._keep(value, where)
+        except (TransformFailed, ValueTooLarge) as error:
             self.break_variable(binding.variable, error.to_info())
         else:
             self.publish(binding.variable, value)
@@ -115,7 +120,9 @@ class Flow:
         try:
             where = f"call {call.name}, input {binding.name!r}"
             binding.text = self._transformer.apply(binding.chain, value or "", where=where)
-        except TransformFailed as error:
+            if binding.text is not value:
+                self._keep(binding.text, where)
+        except (TransformFailed, ValueTooLarge) as error:
             self.break_steps(call, binding.first_step, error.to_info())
             return
         step = call.steps[binding.first_step]
@@ -167,21 +174,28 @@ class Flow:
         assert derived.derivation is not None
         where, limit = _title(derived), self._max_value_bytes
         try:
-            texts = [
-                self._transformer.apply(
-                    source.chain, source.variable.value or "", where=f"{where}, source {number}"
-                )
-                for number, source in enumerate(derived.derivation.sources, start=1)
-            ]
-            size = sum(map(len, texts)) + len(derived.derivation.separator) * (len(texts) - 1)
-            if size > limit:
-                raise TransformFailed(f"{where}: the join of {size} characters is above {limit} bytes")
+            texts: list[str] = []
+            size = -len(derived.derivation.separator)
+            for number, source in enumerate(derived.derivation.sources, start=1):
+                here = f"{where}, source {number}"
+                texts.append(self._transformer.apply(source.chain, source.variable.value or "", where=here))
+                size += len(texts[-1]) + len(derived.derivation.separator)
+                if size > limit:
+                    raise TransformFailed(f"{here}: the join of {size} characters is above {limit} bytes")
             joined = derived.derivation.separator.join(texts)
             value = self._transformer.apply(derived.derivation.chain, joined, where=where)
-        except TransformFailed as error:
+            if value is not derived.derivation.sources[0].variable.value:
+                self._keep(value, where)
+        except (TransformFailed, ValueTooLarge) as error:
             self.break_variable(derived, error.to_info())
         else:
             self.publish(derived, value)
+
+    def _keep(self, text: str, where: str) -> None:
+        """Count a text that lives as long as the session, once. Raises :class:`ValueTooLarge`."""
+        if text and id(text) not in self._kept:
+            self._values.add(text, where=where)
+            self._kept[id(text)] = text
 
     def _end(self, call: Call) -> None:
         was_queued = call.state is CallState.QUEUED

@@ -34,6 +34,7 @@ from .prompt_table import PromptTable
 from .recorder import Recorder
 from .slices import run_whole
 from .tenants import public_id
+from .value_bytes import Held, ValueBytes, size_of
 from .variable import Consumer, Variable
 
 __all__ = ["Changes", "Graph", "Submitted"]
@@ -69,9 +70,11 @@ class Graph:
         hash_key: bytes | None = None,
         prompts: PromptTable | None = None,
         recorder: Recorder | None = None,
+        held: Held | None = None,
     ) -> None:
-        """``call_ids``, ``hash_key`` and ``prompts``: one each per manager; ``domain`` isolates tenants.
-        ``recorder`` is told what it takes to build the graph again (:mod:`parrot.manager.recovery`)."""
+        """``call_ids``, ``hash_key`` and ``prompts``: one each per manager; ``domain`` isolates tenants, and
+        ``held`` counts the values of all graphs of one. ``recorder`` is told what it takes to build the graph
+        again (:mod:`parrot.manager.recovery`)."""
         self.session_id = session_id
         self.domain = domain
         self.calls: dict[CallId, Call] = {}
@@ -84,6 +87,7 @@ class Graph:
         self._expiring: dict[Variable, None] = {}
         self.recorder = recorder
         self._config = config or ManagerConfig()
+        self.values = ValueBytes(self._config, held or Held())
         self.setting = Setting(
             session_id,
             domain,
@@ -114,6 +118,7 @@ class Graph:
         )
         check_cycles(draft)
         before_insertion()
+        self.values.check_given(draft.num_value_bytes)
         self.insert(draft, body)
         if self.recorder is not None:
             self.recorder.submitted(body, draft.calls)
@@ -131,6 +136,8 @@ class Graph:
                 return Changes()
             raise DoubleProducer(describe_origin(variable), param=var_id)
         check_value_size(value, f"variable {var_id}", self._config)
+        self.values.check_given(size_of(value))
+        self.values.count(size_of(value))
         flow = self._flow()
         flow.publish(variable, value)
         return self._finish(flow)
@@ -216,6 +223,7 @@ class Graph:
 
     def release(self) -> None:
         """Cut the cycles of a closed graph, so that it is freed at once (:mod:`parrot.manager.garbage`)."""
+        self.values.release()
         for variable in self.variables.values():
             variable.producer = variable.derivation = None
             variable.consumers.clear()
@@ -324,6 +332,7 @@ class Graph:
     def insert(self, draft: Draft, body: SubmitBody) -> None:
         """Take in a checked draft and its labels; nothing is delivered yet."""
         self._attach(draft)
+        self.values.count(draft.num_value_bytes)
         if body.submit_id is not None:
             self.submits[body.submit_id] = tuple(draft.calls)
         for variable, demand in draft.demands.items():
@@ -370,7 +379,7 @@ class Graph:
         return output if goes_on or output.logprobs is not None else None
 
     def _flow(self) -> Flow:
-        return Flow(self._config.max_value_bytes)
+        return Flow(self._config.max_value_bytes, self.values)
 
     def _finish(self, flow: Flow, *, given: Container[Variable] = (), written: Step | None = None) -> Changes:
         """``given``: variables whose values the submit on record has; ``written``: what an engine wrote."""

@@ -35,6 +35,7 @@ from .recorder import (
 from .session import SessionTable
 from .slices import run_whole
 from .submit_body import reading
+from .value_bytes import size_of
 from .variable import Variable
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,9 @@ def _replay(graph: Graph, row: Row, wall_offset_us: int) -> None:
     variable = graph.variable(row.name)
     match row.kind:
         case Kind.VALUE:
-            variable.end(decode_text(row.data), None)
+            value = decode_text(row.data)
+            graph.values.count(size_of(value))
+            variable.end(value, None)
         case Kind.ERROR:
             variable.end(None, decode_error(row.data))
         case Kind.OUTPUT:

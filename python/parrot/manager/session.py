@@ -134,7 +134,8 @@ class SessionTable:
 
     def _make(self, session_id: str | None, tenant: str, recorder: SessionRecorder | None) -> Session:
         session_id = internal_id(session_id or f"s-{secrets.token_hex(16)}", tenant)
-        domain = self._tenants.get(tenant).number
+        owner = self._tenants.get(tenant)
+        domain = owner.number
         graph = Graph(
             session_id,
             config=self._config,
@@ -143,5 +144,6 @@ class SessionTable:
             prompts=self.prompts,
             hash_key=self._hash_key,
             recorder=recorder,
+            held=owner.held,
         )
         return Session(session_id, tenant, domain, graph, self._clock(), self._clock, recorder)

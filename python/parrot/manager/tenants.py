@@ -13,6 +13,7 @@ from ..errors import AuthenticationError, InternalError, RateLimited, RequestToo
 from .call import Call
 from .clock import now_s
 from .key_file import RESERVED, KeyFile, KeyRing, TenantLimits
+from .value_bytes import Held
 
 DEFAULT_TENANT = RESERVED
 _NO_LIMITS = TenantLimits()
@@ -81,6 +82,7 @@ class Tenant:
         self.limits = limits
         self.usage = Usage()
         self.num_unfinished = 0
+        self.held = Held()
         self._requests = Bucket(limits.requests_per_minute)
         self._tokens = Bucket(limits.tokens_per_minute)
 

@@ -15,8 +15,10 @@ from ..errors import TransformError, TransformFailed
 from .json_path import Json
 from .operators import Apply, Budget, Mismatch, as_text, compile_operator, dump, kind_of
 from .slices import run_whole
+from .value_bytes import size_of
 
 MAX_EVENT_S = 0.5  # of the thread, which is the loop's
+MAX_MEMO_BYTES = 64 * 2**20  # of results that one event keeps for equal chains
 _EXCERPT_CHARS = 80
 
 
@@ -67,6 +69,7 @@ class Transformer:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._left_s = MAX_EVENT_S
+        self._memo_left = MAX_MEMO_BYTES
         self._known: dict[tuple[str, str], str | Failure] = {}
 
     def apply(self, chain: Chain, value: str, *, where: str) -> str:
@@ -77,8 +80,12 @@ class Transformer:
         result = self._known.get(key)
         if result is None:
             budget = Budget(self._max_bytes, self._left_s)
-            result = self._known[key] = chain.run(value, budget)
+            result = chain.run(value, budget)
             self._left_s -= budget.spent_s
+            if isinstance(result, str):
+                self._memo_left -= size_of(value) + size_of(result)
+            if self._memo_left >= 0:
+                self._known[key] = result
         if isinstance(result, Failure):
             raise TransformFailed(f"{where}: {result.reason}")
         return result
