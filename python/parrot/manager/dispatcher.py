@@ -147,6 +147,22 @@ class Dispatcher:
         if run.engine is not None:
             run.engine.num_dispatched -= 1
 
+    def breached(self, run: Run, engine: Engine, reason: str) -> None:
+        """The engine's replies about a run cannot be right: it counts as lost there, and runs again on
+        another engine if one is usable."""
+        is_open = self._open.get(run.call) is run
+        self.fail(run)
+        self._aborts[engine].append(run)
+        if not is_open:
+            return
+        self._run_again(run, engine, reason)
+        if any(other is not engine for other in self._registry.usable):
+            self._bridge.pause(engine, True)
+            try:
+                self.turn()
+            finally:
+                self._bridge.pause(engine, engine.state != "ready")
+
     # --- engines ---
 
     def engine_joined(self) -> None:

@@ -78,7 +78,7 @@ class Executor:
             config.early_fill, self.prompts, self.knowledge, self.dispatcher, self.application
         )
         self._objectives = Objectives(self, self.dispatcher.update_objective)
-        self._replies = ReplyHandler(
+        self.replies = ReplyHandler(
             self.dispatcher, self.knowledge, self.early, apply=self.apply, fail=self.call_failed
         )
         self._turn_is_due = False
@@ -333,7 +333,7 @@ class Executor:
     def engine_replied(self, engine: Engine, replies: tuple[wire.Reply, ...]) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         began = now_s()
-        for _ in self._replies.handling(engine, replies):
+        for _ in self.replies.handling(engine, replies):
             # Of a step that ended many calls, the first ones' consumers need not wait for all the others.
             if now_s() - began > _REPLIES_S:
                 self.turn()

@@ -119,6 +119,8 @@ class Metrics(Collector):
         yield counter("frames_dropped", "Frames that were no message.", single(registry.num_dropped_frames))
         failures = keyed(registry.background.failures)
         yield counter("background_failures", "Turns of background work that failed.", failures, "loop")
+        breaches = single(executor.replies.num_breaches)
+        yield counter("protocol_breaches", "Replies that cannot be right.", breaches)
         yield counter("frame_losses", "Frames that never came.", single(registry.num_lost_frames))
         yield counter("cache_snapshots", "Reports of whole caches.", single(executor.knowledge.num_snapshots))
         yield histogram("loop_lag_seconds", "How late the loop is.", [((), self._lag.histogram)])

@@ -6,7 +6,15 @@ import logging
 from collections.abc import Callable, Generator, Iterable
 
 from .. import wire
-from ..errors import ErrorInfo, InternalError, TypedOutputFailed
+from ..errors import (
+    EngineError,
+    ErrorInfo,
+    InternalError,
+    InvalidRequest,
+    PromptTooLong,
+    TypedOutputFailed,
+    UnsupportedParameter,
+)
 from .call import Call, OutputBinding
 from .dispatcher import Dispatcher
 from .early_fill import EarlyFills
@@ -16,6 +24,11 @@ from .knowledge import PrefixKnowledge
 from .runs import Run
 
 log = logging.getLogger(__name__)
+# What an engine may blame: the request, or itself.
+_ENGINE_CODES = {cls.code for cls in (EngineError, InvalidRequest, PromptTooLong, UnsupportedParameter)}
+_MAX_MESSAGE = 500
+_MAX_PARAM = 64
+_MAX_CAUSES = 4
 
 
 class ReplyHandler:
@@ -35,6 +48,7 @@ class ReplyHandler:
         self._early = early
         self._apply = apply
         self._fail = fail
+        self.num_breaches = 0  # replies that broke the protocol
 
     def handling(self, engine: Engine, replies: Iterable[wire.Reply]) -> Generator[None, None, None]:
         """All replies of one step, in order; yields whenever a call has left the engine."""
@@ -49,6 +63,10 @@ class ReplyHandler:
             if run is None:
                 self._early.replied(engine, reply)
                 continue  # late: the call was stopped, or runs elsewhere
+            breach = run.breach(reply, engine.registration.model.vocab_size)
+            if breach is not None:
+                self._breached(engine, run, f"{type(reply).__name__} breaks the protocol: {breach}")
+                continue
             try:
                 self._replied(engine, run, reply)
             except Exception as error:
@@ -59,6 +77,11 @@ class ReplyHandler:
                 self._fail(run.call, InternalError(message).to_info())
             if isinstance(reply, wire.CallDone | wire.CallFailed):
                 yield
+
+    def _breached(self, engine: Engine, run: Run, reason: str) -> None:
+        self.num_breaches += 1
+        log.warning("call %s of engine %s: %s", run.call.request_id, engine.name, reason)
+        self._dispatcher.breached(run, engine, reason)
 
     def _replied(self, engine: Engine, run: Run, reply: wire.Reply) -> None:
         call, single = run.call, run.application.single
@@ -80,10 +103,11 @@ class ReplyHandler:
                 self._knowledge.left(engine, run, reply.num_tokens)
             case wire.CallFailed():
                 self._dispatcher.fail(run)
-                self._fail(call, reply.error)
+                self._fail(call, engine_error(reply.error))
 
     def _generated(self, engine: Engine, run: Run, reply: wire.GenerateDone) -> None:
         call, step, timing = run.call, run.generates[reply.verb], reply.timing
+        run.num_generated += 1
         if step.index == 0:
             call.timing.admitted_us = engine.clock.to_manager_us(timing.admitted_us)
             call.timing.first_token_us = engine.clock.to_manager_us(timing.first_token_us)
@@ -99,6 +123,19 @@ class ReplyHandler:
             return
         graph = run.application.session.graph
         self._apply(graph.complete(call, step.index, reply.text, reply.token_ids))
+
+
+def engine_error(error: ErrorInfo, *, num_causes: int = _MAX_CAUSES) -> ErrorInfo:
+    """An engine's error as clients may see it: codes of others become ``engine_error``, long text is cut."""
+    message = error.message
+    if len(message) > _MAX_MESSAGE:
+        message = message[:_MAX_MESSAGE] + " ..."
+    return ErrorInfo(
+        error.code if error.code in _ENGINE_CODES else EngineError.code,
+        message,
+        None if error.param is None else error.param[:_MAX_PARAM],
+        tuple(engine_error(cause, num_causes=0) for cause in error.causes[:num_causes]),
+    )
 
 
 def _cut(call: Call, output: OutputBinding) -> TypedOutputFailed:

@@ -26,6 +26,7 @@ class Run:
     engine: Engine | None = None
     generates: dict[int, Step] = field(default_factory=dict)  # by index of the verb
     cached_tokens: int = 0
+    num_generated: int = 0  # of ``generates``, those that were replied; in their order
 
     def dispatch(self, steps: Sequence[Step], parent: wire.ContextId) -> wire.Dispatch:
         """All verbs of these steps as one frame. ``parent`` is where the engine may find the prefix."""
@@ -47,6 +48,23 @@ class Run:
             stream=self.application.single is not None and self.application.single.stream,
         )
 
+    def breach(self, reply: wire.Reply, vocab_size: int) -> str | None:
+        """Why an engine that keeps to the protocol cannot have sent this reply, which names this run."""
+        match reply:
+            case wire.GenerateDone():
+                due = list(self.generates)[self.num_generated : self.num_generated + 1]
+                if due != [reply.verb]:
+                    expected = f"verb {due[0]} was due" if due else "none was due"
+                    return f"an output of verb {reply.verb} came when {expected}"
+                return _wrong_ids(reply.token_ids, vocab_size) or next(
+                    filter(None, map(_wrong_logprobs, (reply.logprobs, reply.prompt_logprobs))), None
+                )
+            case wire.Chunk():
+                return _wrong_logprobs(reply.logprobs)
+            case wire.CallDone() if self.num_generated < len(self.generates):
+                return f"it ended with {self.num_generated} of {len(self.generates)} outputs"
+        return None
+
     def early_fill(self) -> wire.Dispatch:
         """The prompt as a prefix to be filled ahead of the calls that begin with it."""
         return wire.Dispatch(
@@ -66,3 +84,24 @@ class Run:
 def num_new_tokens(steps: Sequence[Step]) -> int:
     """Tokens that these steps may generate."""
     return sum(step.output.binding.sampling.max_tokens for step in steps)
+
+
+def _wrong_ids(token_ids: bytes, vocab_size: int) -> str | None:
+    if len(token_ids) % 4:
+        return f"token ids of {len(token_ids)} bytes"
+    ids = wire.unpack_ids(token_ids)
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        return f"token ids outside the vocabulary [0, {vocab_size})"
+    return None
+
+
+def _wrong_logprobs(logprobs: wire.Logprobs | None) -> str | None:
+    if logprobs is None:
+        return None
+    num_bytes, num_top_bytes = len(logprobs.token_ids), len(logprobs.token_ids) * logprobs.num_top
+    lengths = len(logprobs.values), len(logprobs.top_ids), len(logprobs.top_values)
+    if num_bytes % 4 or lengths != (num_bytes, num_top_bytes, num_top_bytes):
+        return (
+            f"log-probabilities of {num_bytes} bytes of ids, num_top = {logprobs.num_top} and {lengths} bytes"
+        )
+    return None
