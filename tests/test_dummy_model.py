@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from graph_builder import prompt_call
+from manager_harness import Manager, run
+from parrot.api import SamplingBody
 from parrot.dummy_model import num_control_tokens, word, write_dummy_model
+from parrot.engine.grammar import Grammars
 from parrot.engine.model_config import ModelConfig
-from parrot.errors import ConfigError, ModelFileError, SetupError
+from parrot.errors import ConfigError, InvalidRequest, ModelFileError, SetupError
 from parrot.models import resolve_model
 from parrot.tokenizer.segments import Piece, PromptEncoder
 from parrot.tokenizer.tokenizer import Tokenizer
+from parrot.wire import Grammar
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +36,34 @@ def test_every_id_is_one_word_and_comes_back(directory: Path) -> None:
     assert tokenizer.decode(ids) == " ".join(map(word, ids))
     assert tokenizer.encode(tokenizer.decode(ids)).tolist() == ids
     assert (tokenizer.bos_id, tokenizer.add_bos, tokenizer.eos_ids) == (1, True, {2})
+
+
+@pytest.mark.parametrize("kind", ["schema", "regex", "choices"])
+def test_its_tokenizer_cannot_be_constrained_and_that_is_said(
+    directory: Path, kind: Literal["schema", "regex", "choices"], caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = Tokenizer.load(directory)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    source = {"schema": "{}", "regex": "a+", "choices": '["a"]'}[kind]
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="tokenizer of this model cannot do constrained decoding"):
+            grammars.compile(Grammar(kind, source)).result()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.records[0].exc_info is None
+
+
+@pytest.mark.parametrize(
+    "field", [{"json_schema": {"type": "string"}}, {"regex": "a+"}, {"choices": ["a", "b"]}]
+)
+def test_a_service_of_it_refuses_constraints_when_asked(directory: Path, field: dict[str, object]) -> None:
+    async def scenario(manager: Manager) -> None:
+        call = prompt_call("only", "Say {{output:a}}")
+        output = call.placeholders[0].model_copy(update={"sampling": SamplingBody.model_validate(field)})
+        with pytest.raises(InvalidRequest, match="tokenizer of this model cannot do constrained decoding"):
+            manager.submit(call.model_copy(update={"placeholders": (output,)}))
+        manager.check_at_rest()
+
+    run(directory, scenario)
 
 
 def test_transformers_reads_the_same_ids(directory: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import queue
+import signal
 import socket as sockets
 import time
 from collections.abc import Iterator
@@ -11,6 +13,8 @@ import pytest
 import zmq
 
 from parrot import wire
+from parrot.config import EngineConfig
+from parrot.engine import server
 from parrot.engine.link import Drain, Link, LinkConfig, ManagerChanged, Stop
 from parrot.errors import ConfigError
 
@@ -203,3 +207,25 @@ def test_a_parent_that_changed_stops_the_loop(router: zmq.Socket[bytes]) -> None
 def test_an_address_that_is_none_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="manager_address = 'nowhere'"):
         link_to("nowhere")
+
+
+def test_an_engine_that_hears_no_manager_ends_with_a_warning(
+    router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Idle:
+        def stats(self) -> wire.EngineStats:
+            return STATS
+
+    def wait_for_the_end(_: object, link: Link, *__: object) -> Stop:
+        while not isinstance(event := link.events.get(timeout=5), Stop):
+            pass
+        return event
+
+    monkeypatch.setattr(server, "load_engine", lambda _: (Idle(), REGISTER))
+    monkeypatch.setattr(server, "_serve", wait_for_the_end)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    address = router.getsockopt_string(zmq.LAST_ENDPOINT)
+    with caplog.at_level(logging.WARNING), pytest.raises(SystemExit) as ended:
+        server.run_engine(EngineConfig(address, name="lonely", heartbeat_s=0.1, manager_timeout_s=1))
+    assert ended.value.code == 3
+    assert "engine lonely ends: no word from the manager" in caplog.text

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 T = TypeVar("T", list[object], dict[str, object])
+UNCONSTRAINABLE = (
+    "the tokenizer of this model cannot do constrained decoding (its tokens are not known as bytes: neither "
+    "ByteLevel nor ByteFallback)"
+)
 MAX_SOURCE_CHARS = 256 * 1024
 _MAX_REASON_CHARS = 400
 _JSON_FORM: JsonCompileOptions = {
@@ -54,6 +58,11 @@ def check_grammar(grammar: Grammar, *, param: str | None = None) -> None:
     is_error, reasons = LLMatcher.validate_grammar_with_warnings(native_grammar(grammar, param=param))
     if is_error:
         raise refused(grammar, reasons[0], param)
+
+
+def unconstrainable(grammar: Grammar, *, param: str | None = None) -> InvalidRequest:
+    """The error for any grammar where the model's tokenizer rules all of them out."""
+    return refused(grammar, UNCONSTRAINABLE, param)
 
 
 def refused(grammar: Grammar, reason: str, param: str | None = None) -> InvalidRequest:

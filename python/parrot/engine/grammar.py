@@ -20,7 +20,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 from torch import Tensor
 
 from ..errors import ParrotError
-from ..grammars import native_grammar, refused
+from ..grammars import UNCONSTRAINABLE, native_grammar, refused, unconstrainable
 from ..tokenizer.tokenizer import Tokenizer
 from ..wire import PUBLIC_DOMAIN, Grammar
 
@@ -102,6 +102,9 @@ class Grammars:
         """``vocab_size`` is the model's, which may have more ids than the tokenizer."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._is_possible = tokenizer.can_constrain
+        if not self._is_possible:
+            log.warning("schemas, regexes and choices are refused: %s", UNCONSTRAINABLE)
         self._native: LLTokenizer | None = None
         self._native_lock = threading.Lock()
         self._compiled: OrderedDict[tuple[int, Grammar], Future[LLMatcher]] = OrderedDict()
@@ -132,7 +135,10 @@ class Grammars:
             raise refused(grammar, reason) from None
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._native_tokenizer(), native_grammar(grammar), log_level=0)
+        tokenizer = self._native_tokenizer()
+        if tokenizer is None:
+            raise unconstrainable(grammar)
+        matcher = LLMatcher(tokenizer, native_grammar(grammar), log_level=0)
         if matcher.is_error():
             raise refused(grammar, matcher.get_error())
         # The first mask fills the tables that copies share, and finds grammars that no text satisfies.
@@ -142,13 +148,18 @@ class Grammars:
             raise refused(grammar, first.get_error() or first.stop_reason())
         return matcher
 
-    def _native_tokenizer(self) -> LLTokenizer:
+    def _native_tokenizer(self) -> LLTokenizer | None:
+        """None where the tokenizer cannot do it; one that fails unforeseen says so in the log, once."""
         with self._native_lock:
-            if self._native is None:
+            if self._native is None and self._is_possible:
                 eos_ids = sorted(self._tokenizer.eos_ids)
-                self._native = LLTokenizer(
-                    self._tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=eos_ids or None
-                )
+                try:
+                    self._native = LLTokenizer(
+                        self._tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=eos_ids or None
+                    )
+                except ValueError as error:
+                    self._is_possible = False
+                    log.warning("schemas, regexes and choices are refused: %s", error)
             return self._native
 
     def start_masks(self, matchers: Sequence[Matcher]) -> Future[Bitmask]:

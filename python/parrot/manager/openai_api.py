@@ -120,7 +120,7 @@ async def _answer(
     body: OpenAIRequest,
     echo: Echo | None = None,
 ) -> Response:
-    service.check_ids(samplings[0])
+    service.check_sampling(samplings[0], grammar_param="response_format")
     await unless_disconnected(request, _check_grammar(samplings[0]))
     tenant = tenant_of(request)
     encoding = service.encode(prompt, samplings[0].max_tokens or 1, tenant=tenant)

@@ -17,11 +17,13 @@ from ..errors import (
     ServiceStopping,
     SessionClosed,
 )
+from ..grammars import unconstrainable
 from ..tokenizer import EncodedPrompt, Piece, TokenBytes
 from .call import Call
 from .clock import now_us
 from .executor import Executor
 from .garbage import IdleCollector
+from .holes import make_grammar
 from .journal import Journal
 from .key_watch import KeyWatch
 from .logprobs import read_logprobs, to_body
@@ -167,7 +169,7 @@ class Service:
             for placeholder in call.placeholders:
                 if placeholder.sampling is not None:
                     _refuse_prompt_logprobs(placeholder.sampling)
-                    self.check_ids(placeholder.sampling)
+                    self.check_sampling(placeholder.sampling)
             yield
         if body.create_session:
             self.create_session(body.session_id, tenant=tenant)
@@ -264,9 +266,14 @@ class Service:
                 f"model {name!r:.100} is not served here; {self.config.model!r} is", param="model"
             )
 
-    def check_ids(self, sampling: api.SamplingBody) -> None:
-        """Raise :class:`InvalidRequest` for an id outside the vocabulary."""
-        vocab_size = self.executor.prompts.tokenizer.vocab_size
+    def check_sampling(self, sampling: api.SamplingBody, *, grammar_param: str | None = None) -> None:
+        """Raise :class:`InvalidRequest` for an id outside the vocabulary, and for a constraint where the
+        tokenizer cannot do any (``grammar_param``: its name, else its kind)."""
+        tokenizer = self.executor.prompts.tokenizer
+        grammar = make_grammar(sampling)
+        if grammar is not None and not tokenizer.can_constrain:
+            raise unconstrainable(grammar, param=grammar_param)
+        vocab_size = tokenizer.vocab_size
         for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
             wrong = next((token for token in ids if token >= vocab_size), None)
             if wrong is not None:

@@ -90,6 +90,13 @@ class Tokenizer:
             special_tokens=special_tokens,
         )
 
+    @property
+    def can_constrain(self) -> bool:
+        """Whether tokens are known as bytes, as constrained decoding needs; whole words are not."""
+        parts = (self.backend.decoder, self.backend.pre_tokenizer)
+        states = [part.__getstate__() for part in parts if part is not None]
+        return any(kind in state for state in states for kind in (b"ByteLevel", b"ByteFallback"))
+
     def encode(self, text: str) -> Ids:
         """Ids of one run of literal text: no BOS, and control strings in it stay text. int32 [n]."""
         return np.array(self.literal.encode(text, add_special_tokens=False).ids, dtype=np.int32)
