@@ -64,6 +64,7 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
     assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
         "journal": 0o600,
         "journal-wal": 0o600,
+        "journal-mark": 0o600,
     }
     store.close()
 

@@ -174,28 +174,34 @@ class Journal:
     def _write_all(self) -> None:
         events: list[Sequence[Row]] = []
         closed: list[int] = []
+        is_in_doubt = True  # at the start, and after a failure: whether anything can be written
         while True:
-            self._take(events, may_be_idle=not closed)
-            if not events and self._is_closing:
-                return
             try:
+                if is_in_doubt:
+                    self._store.probe()
+                    self._tell(self._written, 0)
+                    is_in_doubt = False
+                self._take(events)
+                if not events and self._is_closing:
+                    return
                 self._write(events, closed)
             except Exception as error:
+                is_in_doubt = True
                 if not isinstance(error, sqlite3.Error):
                     log.exception("events that cannot be written")
                 self._tell(self._fail, str(error))
                 if self._pause():
-                    log.error("%d events are lost: %s", len(events), explain(self.path, error).message)
+                    self._take(events)
+                    if events:
+                        log.error("%d events are lost: %s", len(events), explain(self.path, error).message)
                     return
 
-    def _take(self, events: list[Sequence[Row]], *, may_be_idle: bool) -> None:
-        """Add what was handed over; if nothing is there to write, wait until somebody wants it written, for
-        ever or for a moment."""
+    def _take(self, events: list[Sequence[Row]]) -> None:
+        """Add what was handed over; if nothing is there to write, wait a moment for somebody who wants it
+        written."""
         with self._has_work:
             if not events:
-                self._has_work.wait_for(
-                    lambda: self._is_wanted or self._is_closing, None if may_be_idle else _RETRY_S
-                )
+                self._has_work.wait_for(lambda: self._is_wanted or self._is_closing, _RETRY_S)
             self._is_wanted = False
         with contextlib.suppress(IndexError):
             while True:
@@ -204,7 +210,9 @@ class Journal:
     def _write(self, events: list[Sequence[Row]], closed: list[int]) -> None:
         """Commit the first events; delete closed sessions when there are many, or nothing else to do."""
         count = _group_size(events)
-        if count:
+        if count == 0:
+            self._store.check_files()
+        else:
             rows = list(itertools.chain.from_iterable(events[:count]))
             self._store.append(rows)
             closed += [row.session for row in rows if row.kind is Kind.CLOSE]

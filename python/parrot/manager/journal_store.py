@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import JournalError
+from .journal_files import FileChanged, Mark, WatchedFiles
 
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x50_41_52_52  # "PARR"
 _ROWS_PER_STATEMENT = (256, 128, 64, *range(32, 0, -1))
 _CHECKPOINT_PAGES = 4000  # of 4 KiB: how much of the log is copied into the table at a time
 _MAX_LOG_BYTES = 64 * 2**20  # what the log keeps on disk after a burst
+_LAST_LSN = "last_lsn"  # in the table of what is known about the journal
 _SCHEMA = """
 CREATE TABLE record (
     lsn INTEGER PRIMARY KEY,  -- the order of events
@@ -78,9 +80,13 @@ class JournalStore:
     :meth:`open`, which explains.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, mark: Mark) -> None:
         self._connection = connection
-        self.next_lsn = 1 + self._number("SELECT max(lsn) FROM record")
+        self._mark = mark
+        purged = self._number(f"SELECT max(value) FROM about WHERE name = '{_LAST_LSN}'")
+        self.next_lsn = 1 + max(purged, self._number("SELECT max(lsn) FROM record"))
+        mark.check(path, self.next_lsn - 1)
+        self._files = WatchedFiles(path)
         self.next_session = 1 + self._number("SELECT max(session) FROM record")
 
     @classmethod
@@ -88,6 +94,7 @@ class JournalStore:
         """Open or create a journal. ``about`` says whose rows these are; a journal that says otherwise is
         another's. Raises :class:`JournalError` if it is in use, damaged, of another kind, or cannot be
         written."""
+        mark = Mark(path)
         with contextlib.suppress(OSError):  # which the next line explains
             path.touch(mode=0o600)  # prompts and values are in it; SQLite's own files take after this one
         try:
@@ -95,9 +102,11 @@ class JournalStore:
         except sqlite3.Error as error:
             raise explain(path, error) from None
         try:
-            _prepare(connection, path)
+            is_new = _prepare(connection, path)
             _check_about(connection, path, about)
-            return cls(connection)
+            if is_new:  # a later start makes nothing anew, hence writes nothing into a log that is damaged
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return cls(connection, path, mark)
         except sqlite3.Error as error:
             connection.close()
             raise explain(path, error) from None
@@ -108,6 +117,16 @@ class JournalStore:
     def close(self) -> None:
         """Copy the log into the table and let go of the file."""
         self._connection.close()
+        self._mark.close()
+
+    def check_files(self) -> None:
+        """Raise :class:`FileChanged` if somebody else took the file away, or wrote to it."""
+        self._files.check()
+
+    def probe(self) -> None:
+        """Write something, so that a disk that takes nothing is noticed."""
+        with self._files.own_write():
+            self._note_last_lsn()
 
     def append(self, rows: Sequence[Row]) -> None:
         """Add rows, all or none; when it returns, they survive the end of this process."""
@@ -118,19 +137,29 @@ class JournalStore:
         statements = list(_statements(values))
         # Each statement lets go of the interpreter, and then waits until the loop does: one that is a
         # transaction by itself does so once, not three times.
-        if len(statements) == 1:
-            self._connection.execute(*statements[0])
-        else:
-            with self._transaction():
-                for statement, parameters in statements:
-                    self._connection.execute(statement, parameters)
+        with self._files.own_write():
+            if len(statements) == 1:
+                self._connection.execute(*statements[0])
+            else:
+                with self._transaction():
+                    for statement, parameters in statements:
+                        self._connection.execute(statement, parameters)
         self.next_lsn += len(rows)
+        self._mark.set(self.next_lsn - 1)
 
     def purge(self, sessions: Sequence[int]) -> None:
         """Delete everything of these sessions; the file reuses the room."""
         numbers = ",".join(map(str, sessions))
+        with self._files.own_write(), self._transaction():
+            self._connection.execute(
+                "DELETE FROM record WHERE session IN (SELECT value FROM json_each(?))", (f"[{numbers}]",)
+            )
+            self._note_last_lsn()
+
+    def _note_last_lsn(self) -> None:
+        """The row of this number may be deleted; it was there nevertheless."""
         self._connection.execute(
-            "DELETE FROM record WHERE session IN (SELECT value FROM json_each(?))", (f"[{numbers}]",)
+            "INSERT OR REPLACE INTO about VALUES (?, ?)", (_LAST_LSN, f"{self.next_lsn - 1:020d}")
         )
 
     def closed_sessions(self) -> list[int]:
@@ -180,8 +209,8 @@ class JournalStore:
             raise
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Lock the file, and make its tables if it is new."""
+def _prepare(connection: sqlite3.Connection, path: Path) -> bool:
+    """Lock the file, and make its tables if it is new. Returns whether it is."""
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
@@ -207,6 +236,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             param="journal",
         )
     connection.execute("COMMIT")
+    return bool(is_new)
 
 
 def _check_about(connection: sqlite3.Connection, path: Path, about: dict[str, str]) -> None:
@@ -232,6 +262,11 @@ def explain(path: Path, error: Exception | str) -> JournalError:
         message = "cannot be written; name a file in a directory that is yours"
     elif "full" in text or "disk I/O error" in text:
         message = f"cannot be written ({text}); make room on its disk, or name a file on another"
+    elif isinstance(error, FileChanged) or "was taken away" in text or "by another" in text:
+        message = (
+            f"is no longer what is open ({text}); put it back as it was, or stop the service: what it was "
+            "told since is lost then"
+        )
     else:
         message = f"is damaged ({text}); restore a copy of it, or move it away to start without its sessions"
     return JournalError(f"journal = {path} {message}", param="journal")
