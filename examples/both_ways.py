@@ -128,7 +128,7 @@ def _run_parrot(
     begin = time.perf_counter()
     with P.session():
         variables = ways.parrot(outputs)
-        with _counted(bars, http, variables, ways.num_calls):
+        with _counted(bars, http, variables, ways.num_calls, begin):
             result = [str(text) for text in P.gather(*variables[-ways.wait_for :], perf=ways.objective)]
         seconds = time.perf_counter() - begin
         calls = _graph(http, variables).calls
@@ -170,10 +170,13 @@ def _graph(http: httpx.Client, variables: Sequence[P.SemanticVariable]) -> Graph
 
 @contextmanager
 def _counted(
-    bars: Progress, http: httpx.Client, variables: Sequence[P.SemanticVariable], num_calls: int
+    bars: Progress,
+    http: httpx.Client,
+    variables: Sequence[P.SemanticVariable],
+    num_calls: int,
+    begin: float,
 ) -> Iterator[None]:
-    """Show how many calls of the session have ended, while the block waits for them."""
-    begin = time.perf_counter()
+    """Show how many calls of the session have ended since ``begin``, while the block waits for them."""
     task = bars.add_task("Parrot", total=num_calls)
     stop = threading.Event()
 

@@ -153,7 +153,7 @@ def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_overloaded_service_is_a_typed_error() -> None:
     with stub_connection() as stub:
         stub.refusal = Overloaded("queue full")
-        with pytest.raises(Overloaded, match="ask did not start: queue full"):
+        with pytest.raises(Overloaded, match="'ask' did not start: queue full"):
             ask("x").get()
 
 
@@ -304,15 +304,15 @@ def test_the_import_is_light_and_every_name_is_there() -> None:
 def test_a_program_that_ends_deletes_its_sessions_quickly() -> None:
     program = """
         import atexit, sys, time
+        def report():
+            gone = sorted(stub.deleted) == sorted(stub.sessions)
+            print(gone, len(stub.sessions), time.monotonic() - begun < 5)
+        atexit.register(report)  # runs last: handlers run in reverse
         sys.path.insert(0, "tests")
         import httpx
         import parrot as P
         from frontend_stub import StubService
         stub = StubService()
-        def report():
-            gone = sorted(stub.deleted) == sorted(stub.sessions)
-            print(gone, len(stub.sessions), time.monotonic() - begun < 5)
-        atexit.register(report)  # runs last: handlers run in reverse
         P.connect("http://stub.test", transport=httpx.MockTransport(stub.handle))
         @P.function
         def ask(text):

@@ -99,9 +99,9 @@ def test_an_error_inside_a_batch_is_not_replaced(service: StubService) -> None:
 def test_a_refused_submit_surfaces_at_the_get_and_names_the_function(service: StubService) -> None:
     service.refusal = PromptTooLong("9000 tokens exceed 8192")
     mine, theirs = step("a"), other("b")
-    with pytest.raises(PromptTooLong, match="step did not start: 9000 tokens"):
+    with pytest.raises(PromptTooLong, match="'step' did not start: 9000 tokens"):
         mine.get()
-    with pytest.raises(PromptTooLong, match="other did not start"):
+    with pytest.raises(PromptTooLong, match="'other' did not start"):
         theirs.get()
     assert mine.done()
     service.refusal = None

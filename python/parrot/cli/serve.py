@@ -364,5 +364,5 @@ def _log_to_stderr(verbose: bool) -> None:
         level=logging.INFO if verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    for name in ("server", "recovery"):  # where it serves, what came back, and when it ends
+    for name in ("server", "recovery", "engines"):  # where it serves, what came back, who joins, when it ends
         logging.getLogger(f"parrot.manager.{name}").setLevel(logging.INFO)

@@ -93,5 +93,5 @@ class Submission:
         info = error.to_info()
         if producer is None:
             return info
-        message = f"{producer} did not start: {error.message}"
+        message = f"function {producer!r} did not start: {error.message}"
         return ErrorInfo(info.code, message, info.param, info.causes)

@@ -203,12 +203,7 @@ class EngineRegistry:
         engine.progress.heard(stats, now_s())
         slowdown = engine.slowdown.observe(stats)
         if slowdown is not None and self._events is not None:
-            log.log(
-                logging.WARNING if slowdown >= 2 else logging.INFO,
-                "steps of engine %s take %.1f times what it said",
-                engine.name,
-                slowdown,
-            )
+            log.debug("steps of engine %s take %.1f times what it said", engine.name, slowdown)
             self._events.engine_slowed(engine, slowdown)
 
     def _heartbeat(self, engine: Engine, message: wire.Heartbeat) -> None:

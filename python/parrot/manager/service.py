@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator, Sequence
+from pathlib import Path
 
 from .. import api
 from ..errors import (
@@ -260,8 +261,8 @@ class Service:
         return graph_view(self._sessions.get(session_id, tenant=tenant).graph)
 
     def check_model(self, name: str | None) -> None:
-        """Raise :class:`ModelNotFound` for a model that is not served here."""
-        if name is not None and name != self.config.model:
+        """Raise :class:`ModelNotFound` for a model not served here; the last part of a path will do."""
+        if name not in (None, self.config.model, Path(self.config.model).name):
             raise ModelNotFound(
                 f"model {name!r:.100} is not served here; {self.config.model!r} is", param="model"
             )
