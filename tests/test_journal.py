@@ -250,3 +250,21 @@ def test_closed_sessions_are_deleted_in_batches(tmp_path: Path, monkeypatch: pyt
     store = open_store(tmp_path / "journal")
     assert rows_of(store) == []
     store.close()
+
+
+def test_a_thread_that_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(journal: Journal) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(journal, "_take", fail)
+
+        async def commit_some() -> None:
+            for number in range(3):  # the first ones may still be taken
+                await asyncio.wait_for(journal.committed(journal.append([value_row(number)])), 5)
+
+        with pytest.raises(JournalUnavailable, match="its thread has ended"):
+            await commit_some()
+        assert journal.problem is not None
+
+    run(tmp_path / "journal", scenario)

@@ -55,6 +55,26 @@ def test_the_command_line_carries_every_option_that_is_set() -> None:
     assert options["--parent-pid"] == "7"
 
 
+def test_an_exception_over_an_ended_engine_does_not_keep_it_from_being_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_script(monkeypatch, "import sys; sys.exit(3)")
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.01,))
+    ended: list[int] = []
+
+    def fail(pid: int) -> bool:
+        ended.append(pid)
+        raise RuntimeError("a bug in the manager")
+
+    async def scenario() -> None:
+        children = supervise(fail)
+        children.start()
+        await until(lambda: len(ended) >= 3)
+        await children.close()
+
+    asyncio.run(scenario())
+
+
 def test_an_engine_that_dies_at_start_is_tried_again_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     run_script(monkeypatch, "import sys; print('no such device', file=sys.stderr); sys.exit(3)")
     monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.01,))
