@@ -214,3 +214,47 @@ def test_a_disk_that_takes_nothing_is_noticed_at_the_start(
         journal.close()
 
     asyncio.run(main())
+
+
+def test_a_start_with_sessions_to_delete_needs_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_RETRY_S", 0.02)
+    store = open_store(tmp_path / "journal")
+    store.append([Row(1, Kind.OPEN, "gone"), Row(1, Kind.CLOSE, ""), Row(2, Kind.OPEN, "stays")])
+    store.close()
+
+    def refused(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async def main() -> None:
+        journal = Journal.open(tmp_path / "journal", about=ABOUT)
+        with monkeypatch.context() as full:
+            for method in ("probe", "purge", "append"):
+                full.setattr(JournalStore, method, refused)
+            assert [rows[0].name for rows in journal.recover()] == ["stays"]
+            journal.start()
+            async with asyncio.timeout(5):
+                while journal.problem is None:
+                    await asyncio.sleep(0.005)
+        async with asyncio.timeout(5):
+            while journal.problem is not None:
+                await asyncio.sleep(0.005)
+            while journal._store.closed_sessions():
+                await asyncio.sleep(0.05)
+        journal.close()
+
+    asyncio.run(main())
+    store = open_store(tmp_path / "journal")
+    assert names_of(store) == ["stays"]
+    store.close()
+
+
+def test_a_mark_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "journal-mark").mkdir()
+    store = open_store(tmp_path / "journal")
+    for number in range(3):
+        store.append([value_row(number)])
+    assert names_of(store) == ["v0", "v1", "v2"]
+    assert caplog.text.count("journal-mark cannot be written") == 1
+    store.close()

@@ -51,6 +51,7 @@ class Journal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._has_work = threading.Condition()
+        self._closed: list[int] = []  # sessions that were closed and are still in the file at the start
         self._events: deque[Sequence[Row]] = deque()  # handed over, not yet taken by the thread
         self._is_flush_due = False
         self._is_wanted = False  # somebody waits, or has waited long enough
@@ -70,8 +71,9 @@ class Journal:
         """The rows of every session that was not closed, before :meth:`start`. Raises
         :class:`JournalError` for a damaged file."""
         try:
-            self._store.purge(self._store.closed_sessions())
-            yield from self._store.sessions()
+            self._closed = self._store.closed_sessions()  # the thread deletes them: the disk may be full now
+            closed = set(self._closed)
+            yield from (rows for rows in self._store.sessions() if rows[0].session not in closed)
         except (sqlite3.Error, ValueError) as error:
             raise explain(self.path, error) from None
 
@@ -173,7 +175,7 @@ class Journal:
 
     def _write_all(self) -> None:
         events: list[Sequence[Row]] = []
-        closed: list[int] = []
+        closed, self._closed = self._closed, []
         is_in_doubt = True  # at the start, and after a failure: whether anything can be written
         while True:
             try:

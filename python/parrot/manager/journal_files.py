@@ -65,6 +65,7 @@ class Mark:
         self._path = Path(f"{path}-mark")
         self._boot = _boot_id()
         self._file: int | None = None
+        self._is_failing = False
 
     def check(self, journal: Path, last_lsn: int) -> None:
         """Raise :class:`JournalError` if rows that were committed since the machine was started are missing.
@@ -92,8 +93,11 @@ class Mark:
             if self._file is None:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.pwrite(self._file, line, 0)
+            self._is_failing = False
         except OSError as error:  # the rows are committed nevertheless
-            log.warning("%s cannot be written: %s", self._path, error.strerror)
+            if not self._is_failing:
+                log.warning("%s cannot be written: %s", self._path, error.strerror)
+            self._is_failing = True
 
     def close(self) -> None:
         """Let go of the file."""
