@@ -19,7 +19,7 @@ TORCH_RANGE = ((2, 11), (2, 14))  # half-open, as in the extra "torch"
 _NEEDED_MEMORY_MIB = 1536  # SmolLM2 in float32, its KV cache, and two Python processes
 _HEALTH_TIMEOUT_S = 2.0
 _MODULES = ("fastapi", "gguf", "httpx", "jinja2", "jsonpath_ng", "msgspec", "numpy", "pydantic", "zmq")
-_MORE_MODULES = ("rich", "safetensors", "tokenizers", "typer", "uvicorn", "uvloop")
+_MORE_MODULES = ("httptools", "rich", "safetensors", "tokenizers", "typer", "uvicorn", "uvloop")
 
 
 @dataclass(frozen=True, slots=True)
