@@ -178,15 +178,17 @@ class Journal:
         closed, self._closed = self._closed, []
         is_in_doubt = True  # at the start, and after a failure: whether anything can be written
         while True:
+            if not is_in_doubt:
+                self._take(events)
+                if not events and self._is_closing:
+                    return
             try:
                 if is_in_doubt:
                     self._store.probe()
                     self._tell(self._written, 0)
                     is_in_doubt = False
-                self._take(events)
-                if not events and self._is_closing:
-                    return
-                self._write(events, closed)
+                else:
+                    self._write(events, closed)
             except Exception as error:
                 is_in_doubt = True
                 if not isinstance(error, sqlite3.Error):
