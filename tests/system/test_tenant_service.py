@@ -142,7 +142,7 @@ def test_a_broken_key_file_keeps_the_keys_in_use(keyed: Keyed) -> None:
     keyed.file.write_text('{"tenants": {"a": {"weight": "heavy"}}}')
     wait_for(lambda: "tenants.a.weight: " in keyed.running.log_file.read_text())
     assert keyed.status(keyed.keys["a"]) == 200
-    assert "parrot_key_file_failures_total 1\n" in keyed.metrics()
+    assert "parrot_key_file_failures_total 1.0\n" in keyed.metrics()
     keyed.file.write_text(before)
 
 
