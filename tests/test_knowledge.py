@@ -48,7 +48,7 @@ class Wire:
         return True
 
     async def receive(self) -> list[bytes]:
-        raise NotImplementedError
+        raise AssertionError("the manager's loop is not running here")
 
     def close(self) -> None:
         pass

@@ -14,6 +14,7 @@ from torch import Tensor
 from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages
 from .paged_prefill import PrefillPlan, paged_prefill, plan_prefill
 from .shared_prefix import Implementation, SharedPrefixAttention
+from .torch_ops import TensorStep
 from .triton_ops import rms_norm, rope_append, silu_mul
 
 _FIRST_REQUESTS = 64  # of the buffers of a plan, which grow
@@ -74,14 +75,12 @@ class GpuOps:
         )
 
 
-class GpuStep:
-    """``DecoderStep[Tensor, Tensor, Tensor]``; activations are in the model's dtype."""
+class GpuStep(TensorStep):
+    """``DecoderStep[Tensor, Tensor, Tensor]``."""
 
     def __init__(self, ops: GpuOps, batch: Batch, pages: Pages) -> None:
-        self._shape = ops.shape
+        super().__init__(ops.shape, batch, pages)
         self._rotations = ops.rotations
-        self._batch = batch
-        self._pages = pages
         self._scale = ops.shape.head_dim**-0.5
         rows = np.diff(batch.query_start)
         decodes = np.flatnonzero(rows == 1)
@@ -90,11 +89,6 @@ class GpuStep:
         self._chunks: PrefillPlan | None = None
         if chunks:
             self._chunks = plan_prefill(batch.query_start, batch.seq_lens, chunks, batch.block_tables)
-
-    def embed(self, table: Tensor, positions: Tensor | None) -> Tensor:
-        """[T, hidden]."""
-        x = F.embedding(self._batch.token_ids, table)
-        return x if positions is None else x + F.embedding(self._batch.positions, positions)
 
     def project_qkv(
         self,
@@ -137,11 +131,6 @@ class GpuStep:
         """[T, intermediate]."""
         y = F.linear(self._norm(x, norm), up.weight, up.bias)
         return F.relu(y) if self._shape.mlp == "relu" else silu_mul(y)
-
-    def logits(self, x: Tensor, norm: Norm[Tensor], head: Tensor) -> Tensor:
-        """float32 [m, vocab]."""
-        wanted = self._norm(x.index_select(0, self._batch.logit_rows), norm)
-        return F.linear(wanted, head).float()
 
     def _norm(self, x: Tensor, norm: Norm[Tensor]) -> Tensor:
         if self._shape.norm == "rms":

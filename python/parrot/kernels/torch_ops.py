@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,22 +33,38 @@ class TorchOps:
         return TorchStep(self.shape, self.dtype, batch, pages)
 
 
-class TorchStep:
-    """``DecoderStep[Tensor, Tensor, Tensor]``; activations are in the model's dtype."""
+class TensorStep(ABC):
+    """What steps over torch tensors have in common; activations are in the model's dtype."""
 
-    def __init__(self, shape: DecoderShape, dtype: torch.dtype, batch: Batch, pages: Pages) -> None:
+    def __init__(self, shape: DecoderShape, batch: Batch, pages: Pages) -> None:
         self._shape = shape
         self._batch = batch
         self._pages = pages
-        group_size = shape.num_heads // shape.num_kv_heads
-        self._plan = plan_attention(batch.query_start, batch.seq_lens, batch.block_tables, group_size, dtype)
-        angles = batch.positions[:, None, None].float() * shape.inverse_frequencies
-        self._cos, self._sin = angles.cos(), angles.sin()  # float32 [T, 1, head_dim / 2]
 
     def embed(self, table: Tensor, positions: Tensor | None) -> Tensor:
         """[T, hidden]."""
         x = F.embedding(self._batch.token_ids, table)
         return x if positions is None else x + F.embedding(self._batch.positions, positions)
+
+    def logits(self, x: Tensor, norm: Norm[Tensor], head: Tensor) -> Tensor:
+        """float32 [m, vocab]."""
+        wanted = self._norm(x.index_select(0, self._batch.logit_rows), norm)
+        return F.linear(wanted, head).float()
+
+    @abstractmethod
+    def _norm(self, x: Tensor, norm: Norm[Tensor]) -> Tensor:
+        """RMSNorm or LayerNorm of the rows of ``x``."""
+
+
+class TorchStep(TensorStep):
+    """``DecoderStep[Tensor, Tensor, Tensor]``."""
+
+    def __init__(self, shape: DecoderShape, dtype: torch.dtype, batch: Batch, pages: Pages) -> None:
+        super().__init__(shape, batch, pages)
+        group_size = shape.num_heads // shape.num_kv_heads
+        self._plan = plan_attention(batch.query_start, batch.seq_lens, batch.block_tables, group_size, dtype)
+        angles = batch.positions[:, None, None].float() * shape.inverse_frequencies
+        self._cos, self._sin = angles.cos(), angles.sin()  # float32 [T, 1, head_dim / 2]
 
     def project_qkv(
         self,
@@ -83,11 +101,6 @@ class TorchStep:
             return F.relu(y)
         gate, linear = y.chunk(2, dim=-1)
         return F.silu(gate) * linear
-
-    def logits(self, x: Tensor, norm: Norm[Tensor], head: Tensor) -> Tensor:
-        """float32 [m, vocab]."""
-        wanted = self._norm(x.index_select(0, self._batch.logit_rows), norm)
-        return F.linear(wanted, head).float()
 
     def _norm(self, x: Tensor, norm: Norm[Tensor]) -> Tensor:
         shape, eps = norm.weight.shape, self._shape.norm_eps
