@@ -99,83 +99,90 @@ def hole_error(error: type[Exception], message: str, call: api.CallBody) -> None
     assert not graph.variables
 
 
-def test_errors_name_function_placeholder_and_line() -> None:
-    call = api.CallBody
-    out = write("x")
-    hole_error(
+_OUT = write("x")
+HOLE_ERRORS: list[tuple[type[Exception], str, api.CallBody]] = [
+    (
         UnknownPlaceholder,
         "G, line 2: {{input:a}} has no binding",
-        call(function="G", prompt="\n{{input:a}}{{output:x}}", placeholders=(out,)),
-    )
-    hole_error(UnknownPlaceholder, "{{output:x}} has no binding", call(function="G", prompt="{{output:x}}"))
-    hole_error(
+        api.CallBody(function="G", prompt="\n{{input:a}}{{output:x}}", placeholders=(_OUT,)),
+    ),
+    (UnknownPlaceholder, "{{output:x}} has no binding", api.CallBody(function="G", prompt="{{output:x}}")),
+    (
         UnknownPlaceholder,
         "G: input 'b' is bound, but the template has no {{input:b}}",
-        call(function="G", prompt="{{output:x}}", placeholders=(out, read("b", value=""))),
-    )
-    hole_error(
+        api.CallBody(function="G", prompt="{{output:x}}", placeholders=(_OUT, read("b", value=""))),
+    ),
+    (
         UnknownPlaceholder,
         "output 'y' is bound, but",
-        call(function="G", prompt="{{output:x}}", placeholders=(out, write("y"))),
-    )
-    hole_error(
+        api.CallBody(function="G", prompt="{{output:x}}", placeholders=(_OUT, write("y"))),
+    ),
+    (
         UnknownPlaceholder,
         "line 1: {{input:a}} has no binding",
-        call(function="G", prompt="{{input:a}}{{output:x}}", placeholders=(out, write("a"))),
-    )
-    hole_error(
+        api.CallBody(function="G", prompt="{{input:a}}{{output:x}}", placeholders=(_OUT, write("a"))),
+    ),
+    (
         TemplateError,
         "G, line 1: '{{inptu:a}}' is not a hole",
-        call(function="G", prompt="{{inptu:a}}{{output:x}}", placeholders=(out,)),
-    )
-    hole_error(TemplateError, "G: the template has no {{output:name}}$", call(function="G", prompt="text"))
-    hole_error(TemplateError, "r-7: the template has no", call(request_id="r-7", prompt="text"))
-    hole_error(
+        api.CallBody(function="G", prompt="{{inptu:a}}{{output:x}}", placeholders=(_OUT,)),
+    ),
+    (TemplateError, "G: the template has no {{output:name}}$", api.CallBody(function="G", prompt="text")),
+    (TemplateError, "r-7: the template has no", api.CallBody(request_id="r-7", prompt="text")),
+    (
         InvalidRequest,
         "G: output 'x' is bound twice",
-        call(function="G", prompt="{{output:x}}", placeholders=(out, write("x", "y"))),
-    )
-    hole_error(
+        api.CallBody(function="G", prompt="{{output:x}}", placeholders=(_OUT, write("x", "y"))),
+    ),
+    (
         InvalidRequest,
         "input 'a' needs a semantic_var_id or a value",
-        call(
+        api.CallBody(
             function="G",
             prompt="{{input:a}}{{output:x}}",
-            placeholders=(out, api.PlaceholderBody(name="a", kind="input")),
+            placeholders=(_OUT, api.PlaceholderBody(name="a", kind="input")),
         ),
-    )
-    hole_error(
+    ),
+    (
         InvalidRequest,
         "output 'x' cannot have a value",
-        call(function="G", prompt="{{output:x}}", placeholders=(write("x", value="v"),)),
-    )
-    hole_error(
+        api.CallBody(function="G", prompt="{{output:x}}", placeholders=(write("x", value="v"),)),
+    ),
+    (
         InvalidRequest,
         "input 'a' cannot have sampling",
-        call(
+        api.CallBody(
             function="G",
             prompt="{{input:a}}{{output:x}}",
-            placeholders=(out, read("a", value="", sampling=api.SamplingBody())),
+            placeholders=(_OUT, read("a", value="", sampling=api.SamplingBody())),
         ),
-    )
-    hole_error(
+    ),
+    (
         InvalidRequest,
         "input 'x' reads the output of that name",
-        call(
+        api.CallBody(
             function="G",
             prompt="{{output:x}}{{input:x}}{{output:y}}",
-            placeholders=(out, write("y"), read("x", value="v")),
+            placeholders=(_OUT, write("y"), read("x", value="v")),
         ),
-    )
-    hole_error(
+    ),
+    (
         TransformError,
         r"G, output 'x': transform 1 \(regex\)",
-        call(
+        api.CallBody(
             function="G",
             prompt="{{output:x}}",
             placeholders=(write("x", transforms=[{"op": "regex", "pattern": "("}]),),
         ),
-    )
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "call"), HOLE_ERRORS)
+def test_errors_name_function_placeholder_and_line(
+    error: type[Exception], message: str, call: api.CallBody
+) -> None:
+    hole_error(error, message, call)
 
 
 def chat(*messages: tuple[str, str]) -> api.CallBody:
