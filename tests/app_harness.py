@@ -23,7 +23,7 @@ def run(model: Path, scenario: Scenario, **config: object) -> None:
         async with (
             running_manager(model, **config) as manager,
             serving(manager) as url,
-            httpx.AsyncClient(base_url=url, timeout=10) as client,
+            httpx.AsyncClient(base_url=url, timeout=120) as client,
         ):
             await scenario(manager, client)
 

@@ -20,7 +20,7 @@ class Door:
     def __init__(self, manager: Manager, url: str, path: Path, keys: dict[str, str]) -> None:
         self.manager, self.url, self.path, self.keys = manager, url, path, keys
         self.model = manager.service.config.model
-        self.clients = {name: httpx.AsyncClient(base_url=url, timeout=10) for name in [*keys, "nobody"]}
+        self.clients = {name: httpx.AsyncClient(base_url=url, timeout=120) for name in [*keys, "nobody"]}
         for name, key in keys.items():
             self.clients[name].headers["authorization"] = f"Bearer {key}"
 

@@ -220,7 +220,7 @@ class Manager:
             assert scheduler.engine_load(engine.engine_id)[0] == engine.num_dispatched
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"

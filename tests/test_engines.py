@@ -83,7 +83,7 @@ class Peer:
         return wire.decode_to_engine(await asyncio.wait_for(self.socket.recv(), 2))
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "condition did not become true"

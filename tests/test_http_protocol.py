@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, ClassVar
 
 import httpx
 import pytest
 
+import manager_harness
 from app_harness import check_error, run
 from auth_harness import Door
 from auth_harness import run as run_with_keys
@@ -23,21 +27,57 @@ CHUNKED = b"POST /v1/submit HTTP/1.1\r\nHost: x\r\nContent-Type: application/jso
 CHUNKED += b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
 
 
-async def answer(client: httpx.AsyncClient, *pieces: bytes) -> tuple[int, str]:
-    """Status and message of the answer to these bytes, which must end the connection; 0: no answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+class Steered(http_protocol.GuardedProtocol):
+    """A connection whose windows pass when the test says so; real ones are longer than any test."""
+
+    made: ClassVar[list[Steered]] = []
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_received = 0
+        self.made.append(self)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.num_received += len(data)
+
+    def pass_window(self) -> None:
+        """As much time as a window has goes by, if one is open."""
+        if self._window is not None:
+            self._window.cancel()
+            self._window_ended()
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[Steered]:
+    """The connections that are made to a manager, in their order."""
+    monkeypatch.setattr(manager_harness, "GuardedProtocol", Steered)
+    monkeypatch.setattr(http_protocol, "_WINDOW_S", 3600.0)
+    monkeypatch.setattr(Steered, "made", [])
+    return Steered.made
+
+
+async def answer(
+    client: httpx.AsyncClient, *pieces: bytes, sent: Callable[[], Awaitable[None]] | None = None
+) -> tuple[int, str]:
+    """Status and message of the answer to these bytes, which must end the connection; 0: no answer.
+
+    On a bare socket: a stream would forget an answer that is here already when a reset comes behind it.
+    ``sent`` runs when all of the pieces are.
+    """
+    loop = asyncio.get_running_loop()
     reply = b""
-    try:
-        for piece in pieces:
-            writer.write(piece)
-            await asyncio.wait_for(writer.drain(), 5)
-        async with asyncio.timeout(5):
-            while received := await reader.read(65536):
-                reply += received
-    except (BrokenPipeError, ConnectionResetError):
-        pass
-    finally:
-        writer.close()
+    with socket.create_connection(("127.0.0.1", client.base_url.port or 0)) as connection:
+        connection.setblocking(False)
+        async with asyncio.timeout(60):
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                for piece in pieces:
+                    await loop.sock_sendall(connection, piece)
+            if sent is not None:
+                await sent()
+            with contextlib.suppress(ConnectionResetError):
+                while received := await loop.sock_recv(connection, 65536):
+                    reply += received
     if not reply:
         return 0, ""
     head, _, body = reply.rpartition(b"\r\n\r\n")
@@ -67,7 +107,7 @@ def test_headers_are_bounded_in_bytes_and_number(tiny_model: Path) -> None:
 
 
 def test_what_is_no_http_is_a_json_body_and_one_line_a_minute(
-    tiny_model: Path, caplog: pytest.LogCaptureFixture
+    tiny_model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(_: Manager, client: httpx.AsyncClient) -> None:
         for _attempt in range(20):
@@ -76,7 +116,8 @@ def test_what_is_no_http_is_a_json_body_and_one_line_a_minute(
         for _attempt in range(5):
             assert (await client.get("/health", headers=upgrade)).status_code == 200
 
-    http_protocol._Notes.next_s = 0.0
+    monkeypatch.setattr(http_protocol, "_LOG_EVERY_S", 3600.0)
+    monkeypatch.setattr(http_protocol._Notes, "next_s", 0.0)
     with caplog.at_level(logging.INFO):
         run(tiny_model, scenario)
     assert len([record for record in caplog.records if "refused" in record.getMessage()]) == 1
@@ -87,45 +128,69 @@ def test_what_is_no_http_is_a_json_body_and_one_line_a_minute(
     ("sent", "expected"),
     [
         (b"", (0, "")),
-        (b"\r\n", (408, "the headers did not arrive within 0.1 s")),
-        (HEAD + b"X: ", (408, "the headers did not arrive within 0.1 s")),
-        (CHUNKED, (408, "the body did not arrive within 0.1 s")),
-        (CHUNKED + b"0\r\nX: ", (408, "the body did not arrive within 0.1 s")),
+        (b"\r\n", (408, "the headers did not arrive within 3600 s")),
+        (HEAD + b"X: ", (408, "the headers did not arrive within 3600 s")),
+        (CHUNKED, (408, "the body did not arrive within 3600 s")),
+        (CHUNKED + b"0\r\nX: ", (408, "the body did not arrive within 3600 s")),
     ],
 )
 def test_what_does_not_arrive_is_given_up(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes, expected: tuple[int, str]
+    tiny_model: Path, connections: list[Steered], sent: bytes, expected: tuple[int, str]
 ) -> None:
-    monkeypatch.setattr(http_protocol, "_WINDOW_S", 0.1)
-
     async def scenario(_: Manager, client: httpx.AsyncClient) -> None:
-        assert await answer(client, sent) == expected
+        async def pass_window() -> None:
+            await until(lambda: bool(connections) and connections[0].num_received == len(sent))
+            connections[0].pass_window()
+
+        assert await answer(client, sent, sent=pass_window) == expected
 
     run(tiny_model, scenario)
 
 
-def test_a_long_wait_for_an_answer_and_a_slow_large_body_are_no_such_thing(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_protocol, "_WINDOW_S", 0.2)
-    monkeypatch.setattr(http_protocol, "_MIN_BODY_BYTES", 1)
-
-    async def slowly() -> AsyncIterator[bytes]:
-        for piece in (b"{", b" ", b" ", b'"nothing": 1}'):
-            yield piece
-            await asyncio.sleep(0.1)
+def test_a_window_passes_by_itself(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "_WINDOW_S", 0.05)
 
     async def scenario(_: Manager, client: httpx.AsyncClient) -> None:
-        json_type = {"content-type": "application/json"}
-        check_error(
-            await client.post("/v1/submit", content=slowly(), headers=json_type), 400, "invalid_request"
-        )
+        assert await answer(client) == (0, "")
+
+    run(tiny_model, scenario)
+
+
+def test_a_slow_large_body_arrives_while_each_window_brings_enough_of_it(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, connections: list[Steered]
+) -> None:
+    monkeypatch.setattr(http_protocol, "_MIN_BODY_BYTES", 3)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        """Each piece arrives just within its window."""
+        await until(lambda: bool(connections) and connections[0]._is_in_body)
+        for piece in (b"{  ", b"   ", b"   ", b'"nothing": 1'):
+            yield piece
+            await until(lambda: connections[0]._body_bytes >= 3)
+            connections[0].pass_window()
+            assert connections[0]._body_bytes == 0
+        yield b"}"
+
+    async def scenario(_: Manager, client: httpx.AsyncClient) -> None:
+        headers = {"content-type": "application/json"}
+        reply = await client.post("/v1/submit", content=slowly(), headers=headers)
+        check_error(reply, 400, "invalid_request")
+
+    run(tiny_model, scenario)
+
+
+def test_a_long_wait_for_an_answer_is_no_slow_request(tiny_model: Path, connections: list[Steered]) -> None:
+    async def scenario(_: Manager, client: httpx.AsyncClient) -> None:
         session = (await client.post("/v1/session")).json()["session_id"]
-        variables = [{"semantic_var_id": "x"}]
-        submit = {"session_id": session, "variables": variables}
+        submit = {"session_id": session, "variables": [{"semantic_var_id": "x"}]}
         assert (await client.post("/v1/submit", json=submit)).status_code == 200
-        get = {"session_id": session, "semantic_var_id": "x", "timeout_ms": 500}
-        assert (await client.post("/v1/get", json=get)).json()["status"] == "pending"
+        [connection] = connections
+        num_before = connection.num_received
+        get = {"session_id": session, "semantic_var_id": "x", "timeout_ms": 300}
+        waiting = asyncio.create_task(client.post("/v1/get", json=get))
+        await until(lambda: connection.num_received > num_before and not connection._is_in_body)
+        connection.pass_window()
+        assert (await waiting).json()["status"] == "pending"
 
     run(tiny_model, scenario)
 
