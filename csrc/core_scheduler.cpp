@@ -98,6 +98,14 @@ void add_engine(Scheduler& scheduler, int64_t engine_id, double base_us, double 
                           .max_batch_size = max_batch_size});
 }
 
+void set_cost(Scheduler& scheduler, int64_t engine_id, double base_us, double per_sequence_us,
+              double per_prefill_token_us, double per_kv_token_us) {
+    scheduler.set_cost(engine_id, {.base_us = base_us,
+                                   .per_sequence_us = per_sequence_us,
+                                   .per_prefill_token_us = per_prefill_token_us,
+                                   .per_kv_token_us = per_kv_token_us});
+}
+
 void submit(Scheduler& scheduler, int64_t call_id, int64_t app_id, int64_t app_arrival_us, int64_t now_us,
             int64_t domain, bool latency, int64_t group_id, int32_t depth, const py::object& token_ids,
             const py::object& boundaries, int32_t max_new_tokens, int64_t model, int64_t adapter,
@@ -157,6 +165,8 @@ void bind_scheduler_class(py::module_& module) {
         .def("remove_engine", &Scheduler::remove_engine, "engine_id"_a)
         .def("set_paused", &Scheduler::set_paused, "engine_id"_a, "paused"_a)
         .def("set_slowdown", &Scheduler::set_slowdown, "engine_id"_a, "slowdown"_a)
+        .def("set_cost", &set_cost, "engine_id"_a, py::kw_only(), "base_us"_a, "per_sequence_us"_a,
+             "per_prefill_token_us"_a, "per_kv_token_us"_a)
         .def("submit", &submit, "call_id"_a, py::kw_only(), "app_id"_a, "app_arrival_us"_a, "now_us"_a,
              "domain"_a, "latency"_a, "group_id"_a, "depth"_a, "token_ids"_a, "boundaries"_a,
              "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0, "tenant"_a = py::none(),

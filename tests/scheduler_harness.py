@@ -25,6 +25,10 @@ class Cost:
     capacity_tokens: int = 64_000
     max_batch_size: int = 64
 
+    def of_steps(self) -> dict[str, float]:
+        """What may change while the engine lives."""
+        return {name: value for name, value in vars(self).items() if name.endswith("_us")}
+
     def step_us(self, batch: int, prefill: int, kv_tokens: int) -> float:
         per_token = self.per_prefill_token_us * prefill + self.per_kv_token_us * kv_tokens
         return self.base_us + self.per_sequence_us * batch + per_token

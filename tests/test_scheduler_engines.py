@@ -79,6 +79,36 @@ def test_new_calls_avoid_an_engine_that_has_become_slow() -> None:
     assert list(driver.engines_of().values()).count(0) >= 5
 
 
+def test_new_calls_follow_what_an_engine_has_measured_anew() -> None:
+    driver = Driver.with_engines([Cost(), Cost()])
+    driver.scheduler.set_slowdown(0, 20)
+    driver.scheduler.set_cost(0, **Cost().of_steps())  # which no slowdown comes on top of
+    driver.scheduler.set_cost(1, **Cost(base_us=160_000, per_prefill_token_us=500).of_steps())
+    for call_id in range(1, 9):
+        driver.submit(call_id)
+    assert list(driver.engines_of().values()).count(0) >= 7
+    driver.scheduler.check_invariants()
+
+
+def test_a_cost_measured_anew_leaves_capacity_and_batch_as_they_were() -> None:
+    driver = Driver.with_engines([Cost(capacity_tokens=500, max_batch_size=2)])
+    driver.scheduler.set_cost(0, **Cost(base_us=1).of_steps())
+    driver.submit(1, text(1, 600), new=10)
+    for call_id in (2, 3, 4):
+        driver.submit(call_id, text(call_id, 50), new=10)
+    assert len(driver.schedule()) <= 2
+
+
+def test_a_cost_out_of_range_and_of_an_unknown_engine_is_refused() -> None:
+    driver = Driver.with_engines([Cost()])
+    for field in Cost().of_steps():
+        for value in (-1.0, float("nan"), float("inf"), 1e12):
+            with pytest.raises(ValueError, match=field):
+                driver.scheduler.set_cost(0, **{**Cost().of_steps(), field: value})
+    with pytest.raises(KeyError):
+        driver.scheduler.set_cost(7, **Cost().of_steps())
+
+
 def test_a_slowdown_out_of_range_and_unknown_engines_are_refused() -> None:
     driver = Driver.with_engines([Cost()])
     for slowdown in (0.0, -1.0, float("nan"), float("inf")):

@@ -116,8 +116,12 @@ class Story:
     def disturb(self) -> None:
         """An engine is paused, goes on, or changes its pace."""
         engine = sorted(self.driver.costs)[int(self.rng.integers(len(self.driver.costs)))]
-        if self.rng.random() < 0.5:
+        kind = self.rng.random()
+        if kind < 0.3:
             self.driver.scheduler.set_slowdown(engine, float(self.rng.uniform(0.5, 8)))
+        elif kind < 0.5:
+            cost = KINDS[int(self.rng.integers(len(KINDS)))]
+            self.driver.scheduler.set_cost(engine, **cost.of_steps())
         else:
             self.driver.scheduler.set_paused(engine, bool(self.rng.random() < 0.4))
 

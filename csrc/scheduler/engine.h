@@ -16,7 +16,7 @@ struct Engine {
     EnginePool* pool = nullptr;
     uint32_t row = 0;    // in the pool
     CostModel cost;      // of now: `measured` times `slowdown`
-    CostModel measured;  // when it joined
+    CostModel measured;  // when it joined, or by what it said since
     double slowdown = 1;
     bool paused = false;             // takes no calls; those it has go on
     int64_t bound = 0;               // of mixed tokens: what it may hold beside its latency-bound calls

@@ -48,6 +48,13 @@ void EnginePool::set_slowdown(Engine& engine, double slowdown) {
     mark_changed(engine);  // a bound that follows from a target may have grown
 }
 
+void EnginePool::set_cost(Engine& engine, const CostModel& cost) {
+    const CostModel joined = std::exchange(engine.measured, cost);
+    engine.measured.capacity_tokens = joined.capacity_tokens;
+    engine.measured.max_batch_size = joined.max_batch_size;
+    set_slowdown(engine, 1);
+}
+
 // What the tightest target of its latency-bound calls allows, at the batch that is there and one call more. A
 // target that not even a call by itself could keep is no reason to hold others up.
 void EnginePool::set_bound(Engine& engine) {

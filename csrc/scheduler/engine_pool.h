@@ -45,6 +45,7 @@ class EnginePool {
     void remove(Engine& engine);
     // Its steps take so many times what was measured when it joined.
     void set_slowdown(Engine& engine, double slowdown);
+    void set_cost(Engine& engine, const CostModel& cost);
     std::span<Engine* const> engines() const { return engines_; }  // ascending by id
 
     // To be called after every change of an engine's calls, prefill, pause or hold.

@@ -32,7 +32,12 @@ void require_number(const char* name, double value, double low, double high) {
     }
 }
 
-void require_cost(const char* name, double value) { require_number(name, value, 0, kMaxCostUs); }
+void require_costs(const CostModel& cost) {
+    require_number("base_us", cost.base_us, 0, kMaxCostUs);
+    require_number("per_sequence_us", cost.per_sequence_us, 0, kMaxCostUs);
+    require_number("per_prefill_token_us", cost.per_prefill_token_us, 0, kMaxCostUs);
+    require_number("per_kv_token_us", cost.per_kv_token_us, 0, kMaxCostUs);
+}
 
 SchedulerOptions checked(SchedulerOptions options) {
     if (mutant("aging_off")) options.aging = false;
@@ -72,10 +77,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, const HashKey& hash_key, b
 
 void Scheduler::add_engine(EngineId engine_id, int64_t model, const CostModel& cost) {
     require_at_least("engine_id", engine_id, 0);
-    require_cost("base_us", cost.base_us);
-    require_cost("per_sequence_us", cost.per_sequence_us);
-    require_cost("per_prefill_token_us", cost.per_prefill_token_us);
-    require_cost("per_kv_token_us", cost.per_kv_token_us);
+    require_costs(cost);
     require_within("capacity_tokens", cost.capacity_tokens, 1, kMaxTokens);
     require_at_least("max_batch_size", cost.max_batch_size, 1);
     fleet_.add(engine_id, model, cost);
@@ -105,6 +107,12 @@ void Scheduler::set_slowdown(EngineId engine_id, double slowdown) {
     require_number("slowdown", slowdown, 1 / kMaxSlowdown, kMaxSlowdown);
     Engine& changed = engine(engine_id);
     changed.pool->set_slowdown(changed, slowdown);
+}
+
+void Scheduler::set_cost(EngineId engine_id, const CostModel& cost) {
+    require_costs(cost);
+    Engine& changed = engine(engine_id);
+    changed.pool->set_cost(changed, cost);
 }
 
 void Scheduler::submit(const CallSpec& spec, std::span<const int32_t> token_ids,

@@ -33,6 +33,9 @@ class Scheduler {
     void set_paused(EngineId engine_id, bool paused);
     // The engine's steps take `slowdown` times what its cost model says, until told otherwise.
     void set_slowdown(EngineId engine_id, double slowdown);
+    // The engine has measured its steps anew: this is what they take, without any slowdown, from now on. Of
+    // `cost` only that is read: capacity and batch stay those that the engine joined with.
+    void set_cost(EngineId engine_id, const CostModel& cost);
 
     // Throws QueueFull when as many calls are queued, of all tenants or of this one, as may be.
     void submit(const CallSpec& spec, std::span<const int32_t> token_ids,

@@ -360,6 +360,16 @@ class Scheduler:
         """A paused engine takes no more calls; those that it has go on."""
     def set_slowdown(self, engine_id: int, slowdown: float) -> None:
         """The engine's steps take ``slowdown`` times what its cost model says, until told otherwise."""
+    def set_cost(
+        self,
+        engine_id: int,
+        *,
+        base_us: float,
+        per_sequence_us: float,
+        per_prefill_token_us: float,
+        per_kv_token_us: float,
+    ) -> None:
+        """The engine has measured its steps anew: this is what they take, without any slowdown, from now on."""
     def submit(
         self,
         call_id: int,

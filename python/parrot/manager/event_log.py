@@ -22,6 +22,7 @@ _EVENTS = frozenset(
         "remove_engine",
         "set_paused",
         "set_slowdown",
+        "set_cost",
         "submit",
         "set_objective",
         "set_tenant_weight",
