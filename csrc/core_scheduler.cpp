@@ -110,12 +110,13 @@ void submit(Scheduler& scheduler, int64_t call_id, int64_t app_id, int64_t app_a
             int64_t domain, bool latency, int64_t group_id, int32_t depth, const py::object& token_ids,
             const py::object& boundaries, int32_t max_new_tokens, int64_t model, int64_t adapter,
             std::optional<int64_t> tenant, std::optional<int64_t> start_by_us, double per_token_us,
-            int32_t public_len) {
+            int32_t public_len, std::optional<int64_t> app_ran_us) {
     scheduler.submit(
         {.call_id = call_id,
          .app_id = app_id,
          .app_arrival_us = app_arrival_us,
          .submit_us = now_us,
+         .app_ran_us = app_ran_us.value_or(scheduler::kNoTime),
          .scope = {.model = model, .adapter = adapter, .domain = domain, .public_len = public_len},
          .tenant = tenant.value_or(domain),
          .group_id = group_id,
@@ -170,7 +171,8 @@ void bind_scheduler_class(py::module_& module) {
         .def("submit", &submit, "call_id"_a, py::kw_only(), "app_id"_a, "app_arrival_us"_a, "now_us"_a,
              "domain"_a, "latency"_a, "group_id"_a, "depth"_a, "token_ids"_a, "boundaries"_a,
              "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0, "tenant"_a = py::none(),
-             "start_by_us"_a = py::none(), "per_token_us"_a = 0.0, "public_len"_a = 0)
+             "start_by_us"_a = py::none(), "per_token_us"_a = 0.0, "public_len"_a = 0,
+             "app_ran_us"_a = py::none())
         .def("set_objective", &set_objective, "call_id"_a, py::kw_only(), "latency"_a, "group_id"_a,
              "depth"_a, "start_by_us"_a = py::none(), "per_token_us"_a = 0.0)
         .def("cancel", &Scheduler::cancel, "call_id"_a)

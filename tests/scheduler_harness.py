@@ -76,6 +76,7 @@ class Driver:
         new: int = 50,
         start_by_us: int | None = None,
         per_token_us: float = 0.0,
+        app_ran_us: int | None = None,
     ) -> None:
         """A call of 200 unshared tokens unless told otherwise, cut at its end."""
         token_ids = text(1_000_000 + call_id, 200) if prompt is None else prompt
@@ -97,6 +98,7 @@ class Driver:
             start_by_us=start_by_us,
             per_token_us=per_token_us,
             public_len=public_len,
+            app_ran_us=app_ran_us,
         )
 
     def schedule(self, now: int = 0) -> dict[int, Placement]:

@@ -88,6 +88,17 @@ def test_an_application_that_never_ends_does_not_shut_out_a_stranger() -> None:
     assert 0 < waited_us <= 7_000
 
 
+def test_an_application_that_waits_for_its_turn_keeps_its_place_and_one_that_runs_long_does_not() -> None:
+    """Both came before the stranger by more than the time that a place is kept."""
+    order = {}
+    for ran_us in (6_000, 6_001):
+        driver = one_at_a_time(aging_us=1_000)
+        driver.submit(1, app=1, arrival=0, now=100_000, app_ran_us=ran_us)
+        driver.submit(2, app=2, arrival=50_000, now=50_000)
+        order[ran_us] = drain(driver, 100_000)
+    assert order == {6_000: [1, 2], 6_001: [2, 1]}
+
+
 def test_without_aging_work_that_nobody_waits_for_comes_last_however_old() -> None:
     def order(**options: object) -> list[int]:
         driver = one_at_a_time(aging_us=1_000, **options)

@@ -17,7 +17,7 @@ ARMS = (
     Arm("client-orchestrated", BASELINE_OFF, whole_graph=False),
     Arm("Parrot, not application_order", ("application_order",)),
 )
-# With aging an application keeps its place for a minute, which these do not end within.
+# With aging an application keeps its place for the first minute that it runs; the longest take more.
 ARMS_AT_ONCE = (ARMS[0], ARMS[1], Arm("Parrot, not aging", ("aging",)))
 NUM_CHUNKS = 66
 BACKGROUND = (0.0, 1.0, 2.0, 3.0, 3.5)

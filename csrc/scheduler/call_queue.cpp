@@ -11,8 +11,9 @@ namespace parrot::scheduler {
 
 namespace {
 
-// An application keeps the place of its arrival for this many aging times. Without an end, one that lives for
-// ever would keep every later stranger waiting.
+// An application keeps the place of its arrival until its calls have run for this many aging times: one that
+// waits for its turn does not lose it by that, but one that never ends does not keep strangers waiting for
+// ever.
 constexpr int64_t kInheritedAgings = 6;
 
 // Without aging, work that nobody waits for comes after everything else.
@@ -57,9 +58,9 @@ QueueKey CallQueue::key_of(const CallSpec& spec) const {
     int64_t priority_us = spec.submit_us;
     if (options_.application_order) {
         priority_us = std::min(spec.app_arrival_us, spec.submit_us);
-        if (options_.aging) {
-            priority_us = std::max(priority_us, spec.submit_us - kInheritedAgings * options_.aging_us);
-        }
+        const int64_t kept_us = kInheritedAgings * options_.aging_us;
+        const int64_t ran_us = spec.app_ran_us == kNoTime ? spec.submit_us - priority_us : spec.app_ran_us;
+        if (options_.aging && ran_us > kept_us) priority_us = std::max(priority_us, spec.submit_us - kept_us);
     }
     if (options_.objective_aware) {
         const int64_t most_us = options_.aging ? options_.aging_us : kNever;

@@ -58,6 +58,7 @@ void require_call(const CallSpec& spec, std::span<const int32_t> token_ids,
     require_at_least("call_id", spec.call_id, 0);
     require_time("app_arrival_us", spec.app_arrival_us);
     require_time("now_us", spec.submit_us);
+    if (spec.app_ran_us != kNoTime) require_time("app_ran_us", spec.app_ran_us);
     require_at_least("depth", spec.depth, 0);
     require_targets(spec.start_by_us, spec.per_token_us);
     require_within("max_new_tokens", spec.max_new_tokens, 0, kMaxCallTokens);

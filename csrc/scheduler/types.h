@@ -58,7 +58,8 @@ struct CallSpec {
     int64_t app_id = 0;
     int64_t app_arrival_us = 0;
     int64_t submit_us = 0;
-    PrefixScope scope;  // its model is that of the engines the call may go to
+    int64_t app_ran_us = kNoTime;  // in which some call of its application was in flight; kNoTime: all since
+    PrefixScope scope;             // its model is that of the engines the call may go to
     int64_t tenant = 0;
     int64_t group_id = -1;  // < 0: none; unique within an application only
     int32_t depth = 0;

@@ -390,6 +390,7 @@ class Scheduler:
         start_by_us: int | None = None,
         per_token_us: float = 0.0,
         public_len: int = 0,
+        app_ran_us: int | None = None,
     ) -> None:
         """Queue a ready call; it goes to an engine of its ``model`` only, and shares prefixes with calls of
         its ``model``, ``adapter`` and ``domain``, and those up to ``public_len``, which is 0 or one of the
@@ -397,8 +398,9 @@ class Scheduler:
         given) is who it is accounted to. ``group_id`` < 0: none. ``depth``: longest path to the annotated
         variable, so that the deepest goes first within an application. ``boundaries``: prefix lengths that
         no later text can change, ascending. ``start_by_us``: the latest start that keeps a target in time;
-        ``per_token_us``: what a token of a latency-bound call may take, 0 if it has not said. Raises
-        :class:`QueueFull`, and nothing is changed."""
+        ``per_token_us``: what a token of a latency-bound call may take, 0 if it has not said.
+        ``app_ran_us``: for how long some call of the application has been in flight, all the time since its
+        arrival when not given. Raises :class:`QueueFull`, and nothing is changed."""
     def set_tenant_weight(self, tenant: int, weight: float) -> None:
         """The tenant's share of the work placed while several have calls queued, 1 unless told;
         1e-6 to 1e6."""

@@ -25,7 +25,32 @@ class Application:
     arrival_us: int
     single: SingleCall | None = None
     closed: bool = False
+    _ran_us: int = 0
+    _num_in_flight: int = 0
+    _in_flight_since_us: int = 0
     _review: asyncio.TimerHandle | None = None
+
+    def arrives(self, now: int) -> None:
+        """Its present calls begin now."""
+        self.arrival_us = now
+        self._ran_us = 0
+        self._in_flight_since_us = now
+
+    def run_placed(self, now: int) -> None:
+        """A run of one of its calls has an engine."""
+        if self._num_in_flight == 0:
+            self._in_flight_since_us = now
+        self._num_in_flight += 1
+
+    def run_left(self, now: int) -> None:
+        """One of those runs has ended."""
+        self._num_in_flight -= 1
+        if self._num_in_flight == 0:
+            self._ran_us += now - self._in_flight_since_us
+
+    def ran_us(self, now: int) -> int:
+        """For how long, since its arrival, an engine has had a call of it."""
+        return self._ran_us + (now - self._in_flight_since_us if self._num_in_flight else 0)
 
     def review_at(self, time_us: int | None, review: Callable[[], None] | None = None) -> None:
         """Call ``review`` at that time of the manager's clock, and not at any time set before."""

@@ -146,6 +146,7 @@ class Dispatcher:
         del self._runs[run.run_id]
         if run.engine is not None:
             run.engine.num_dispatched -= 1
+            run.application.run_left(now_us())
 
     def breached(self, run: Run, engine: Engine, reason: str) -> None:
         """The engine's replies about a run cannot be right: it counts as lost there, and runs again on
@@ -178,6 +179,7 @@ class Dispatcher:
         lost: list[Run] = []
         for run_id in self._bridge.remove_engine(engine):
             run = self._runs.pop(run_id)
+            run.application.run_left(now_us())
             if self._open.get(run.call) is run:
                 del self._open[run.call]
                 lost.append(run)
@@ -350,6 +352,7 @@ class Dispatcher:
             # Now, not when it is sent: scheduler and registry always say the same of an engine's load.
             run.engine = engine
             engine.num_dispatched += 1
+            run.application.run_placed(now_us())
             self._placed.append((run, wire.ContextId(placement.parent_context_id)))
 
     def _send_placed(self, started: float) -> None:

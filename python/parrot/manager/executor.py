@@ -134,7 +134,7 @@ class Executor:
 
         submitted = yield from session.graph.adding(body, now_us=now, before_insertion=before_insertion)
         if was_idle:
-            application.arrival_us = now
+            application.arrives(now)
         self.num_live += len(submitted.calls)
         application.tenant.submitted(len(submitted.calls))
         self._objectives.mark(application)

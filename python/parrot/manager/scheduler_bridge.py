@@ -69,12 +69,14 @@ class SchedulerBridge:
         """Queue a run of the next ``num_steps`` steps of its call; raises :class:`Overloaded`."""
         call = run.call
         steps = call.steps[call.next_step : call.next_step + num_steps]
+        now = now_us()
         try:
             self._scheduler.submit(
                 run.run_id,
                 app_id=run.application.number,
                 app_arrival_us=run.application.arrival_us,
-                now_us=now_us(),
+                app_ran_us=run.application.ran_us(now),
+                now_us=now,
                 domain=call.domain,
                 latency=call.objective == "LATENCY",
                 group_id=_group_id(run),
