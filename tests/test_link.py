@@ -1,4 +1,4 @@
-"""The engine's socket thread in this process: heartbeats in long steps, dead peers, timeouts."""
+"""The engine's end of the wire in this process: heartbeats in long steps, dead peers, timeouts."""
 
 from __future__ import annotations
 
@@ -90,6 +90,40 @@ def test_goodbye_follows_what_was_sent_before_it(router: zmq.Socket[bytes]) -> N
     while not got or not isinstance(got[-1], wire.Goodbye):
         got.append(receive(router)[1])
     assert [message for message in got[:-1] if not isinstance(message, wire.Register)] == replies
+
+
+def test_the_loop_sends_while_the_thread_receives_and_nothing_is_lost(router: zmq.Socket[bytes]) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    identity, _ = receive(router)
+    ping(router, identity)
+    count = 2000
+    sent = 0
+    numbers: list[int] = []
+    while len(numbers) < count:
+        if sent < count:
+            router.send_multipart([identity, wire.encode(wire.Abort((wire.CallId(sent),)))])
+            link.send(wire.StepReplies("epoch", (), STATS, "m1", sent + 1))
+            sent += 1
+        while router.poll(0 if sent < count else 5000):
+            message = receive(router)[1]
+            if isinstance(message, wire.StepReplies):
+                numbers.append(message.sequence)
+                if len(numbers) == count:
+                    break
+    assert numbers == list(range(1, count + 1))
+    assert link.events.get(timeout=60) == ManagerChanged("m1")
+    aborts = [link.events.get(timeout=60) for _ in range(count)]
+    assert aborts == [wire.Abort((wire.CallId(number),)) for number in range(count)]
+    link.close("done")
+
+
+def test_a_reply_does_not_wait_for_the_thread(router: zmq.Socket[bytes]) -> None:
+    link = Link(LinkConfig(router.getsockopt_string(zmq.LAST_ENDPOINT), 0.05, 30.0), REGISTER, STATS)
+    reply = wire.StepReplies("epoch", (), STATS, "m1", 1)
+    link.send(reply)  # before the thread is started
+    assert receive(router)[1] == reply
+    link.start()
+    link.close("done")
 
 
 def test_closing_without_a_peer_takes_under_two_seconds() -> None:

@@ -1,7 +1,8 @@
-"""The engine's end of the wire: a thread that owns the DEALER socket.
+"""The engine's end of the wire: a DEALER socket that the step loop and a thread share.
 
-It registers, sends heartbeats while a long step runs, notices a silent manager, and hands messages to the
-step loop and replies to the socket. Loop and thread share two queues and an immutable snapshot of statistics.
+The loop sends its replies itself, so that they wait neither for a thread to wake nor, in it, for the
+interpreter's lock. The thread registers, receives, sends heartbeats while a long step runs, and notices a
+silent manager. A lock is held around each use of the socket, and for no longer.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import faulthandler
 import logging
 import os
 import queue
+import select
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 import zmq
@@ -32,7 +35,8 @@ EXIT_MANAGER_SILENT = 3
 _GOODBYE_LINGER_MS = 500
 _POLL_S = 0.25
 _MAX_FRAME_BYTES = 256 * 2**20
-_WAKE_ADDRESS = "inproc://outbox"
+# As numbers: those of zmq are of a Flag, whose operators take a microsecond each.
+_NOW, _EVENTS, _ARRIVED = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +92,13 @@ class Link:
 
     def __init__(self, config: LinkConfig, register: wire.Register, stats: wire.EngineStats) -> None:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.num_dropped = 0  # frames that were no message; written by the thread alone
+        self.num_dropped = 0  # frames that were no message
         self.served_manager_id = ""  # whose calls the loop runs; the loop's own
         self._config = config
         self._register = register
         self._stats = stats
         self._manager_id: str | None = None
-        self._sequence = 0  # of the last StepReplies that the thread passed on
+        self._sequence = 0  # of the last StepReplies that were sent
         self._num_received = 0  # frames since the manager's id was heard, pings excluded
         self._num_missing = 0
         self._turn_since: float | None = None  # None: the loop waits for work
@@ -102,14 +106,10 @@ class Link:
         self._drain_deadline: float | None = None
         self._stop_deadline: float | None = None
         self._context = zmq.Context()
-        self._outbox = self._context.socket(zmq.PUSH)
-        self._wake = self._context.socket(zmq.PULL)
-        for socket in (self._outbox, self._wake):
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.set_hwm(0)
-        self._wake.bind(_WAKE_ADDRESS)
-        self._outbox.connect(_WAKE_ADDRESS)
         self._dealer = self._connect()
+        self._lock = threading.Lock()  # whoever has it may use the socket
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="engine-link", daemon=True)
 
     def start(self) -> None:
@@ -125,9 +125,16 @@ class Link:
         self._turn_since = None if waits else time.monotonic()
 
     def send(self, message: wire.FromEngine) -> None:
-        """Queue a message; called by the loop alone."""
-        sequence = message.sequence if isinstance(message, wire.StepReplies) else 0
-        self._outbox.send_multipart([sequence.to_bytes(8, "little"), wire.encode(message)])
+        """One message, on its way at once; called by the loop alone."""
+        frame = wire.encode(message)
+        with self._lock:
+            self._dealer.send(frame, _NOW)
+            if isinstance(message, wire.StepReplies):
+                self._sequence = message.sequence
+            has_arrived = self._has_arrived()
+        # The socket's descriptor tells of an arrival once, and the send may be what took note of it.
+        if has_arrived:
+            os.eventfd_write(self._wake, 1)
 
     def drain(self, reason: str) -> None:
         """Ask the loop to finish what it has and end, within ``drain_grace_s``; asked again, to end at once.
@@ -147,9 +154,10 @@ class Link:
     def close(self, reason: str) -> None:
         """Say goodbye and close; under 2 s also when nobody listens."""
         self.send(wire.Goodbye(self._register.epoch, reason))
-        self._outbox.send_multipart([b"", b""])
+        self._is_closing = True
+        os.eventfd_write(self._wake, 1)
         self._thread.join(timeout=1.0)
-        self._outbox.close()
+        os.close(self._wake)
         self._context.destroy(linger=_GOODBYE_LINGER_MS)
 
     # --- the thread ----------------------------------------------------------------------------------------
@@ -187,21 +195,17 @@ class Link:
             self._watch_stop_forever()
 
     def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._dealer, zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
+        poller = select.poll()
+        poller.register(self._dealer.fileno(), select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
         poll_ms = int(min(_POLL_S, self._config.heartbeat_s) * 1000)
         timers = self._timers()
-        while True:
-            ready = dict(poller.poll(poll_ms))
-            if self._wake in ready and not self._send_all():
-                break
-            if self._dealer in ready:
-                self._receive_all()
+        while not self._is_closing:
             for timer in timers:
                 timer.run_if_due()
-        self._dealer.close(linger=_GOODBYE_LINGER_MS)
-        self._wake.close()
+            self._receive_all()
+            if any(descriptor == self._wake for descriptor, _ in poller.poll(poll_ms)):
+                os.eventfd_read(self._wake)
 
     def _timers(self) -> list[_Timer]:
         self._last_ping = time.monotonic()
@@ -214,24 +218,8 @@ class Link:
             _Timer(self._watch_turn, _POLL_S),
         ]
 
-    def _send_all(self) -> bool:
-        """Pass on what the loop queued; False when it asked to close."""
-        while True:
-            try:
-                sequence, frame = self._wake.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return True
-            if not frame:
-                return False
-            self._dealer.send(frame, zmq.NOBLOCK)
-            self._sequence = int.from_bytes(sequence, "little") or self._sequence
-
     def _receive_all(self) -> None:
-        while True:
-            try:
-                parts = self._dealer.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while (parts := self._next()) is not None:
             try:
                 if len(parts) != 1:
                     raise wire.WireError(f"a message of {len(parts)} parts, expected 1")
@@ -239,6 +227,13 @@ class Link:
             except wire.WireError as error:
                 self.num_dropped += 1
                 log.warning("dropped frame %d of the manager: %s", self.num_dropped, error.message[:300])
+
+    def _has_arrived(self) -> bool:
+        return bool(cast(int, self._dealer.getsockopt(_EVENTS)) & _ARRIVED)
+
+    def _next(self) -> list[bytes] | None:
+        with self._lock:
+            return self._dealer.recv_multipart(_NOW) if self._has_arrived() else None
 
     def _receive(self, message: wire.ToEngine) -> None:
         if isinstance(message, wire.Ping):
@@ -263,11 +258,13 @@ class Link:
         self._send_register()
         if self._drain_deadline is not None:  # this manager does not know
             draining = wire.Draining(self._register.epoch, "it was asked to end")
-            self._dealer.send(wire.encode(draining), zmq.NOBLOCK)
+            with self._lock:
+                self._dealer.send(wire.encode(draining), _NOW)
 
     def _send_register(self) -> None:
-        register = msgspec.structs.replace(self._register, sequence=self._sequence)
-        self._dealer.send(wire.encode(register), zmq.NOBLOCK)
+        with self._lock:
+            register = msgspec.structs.replace(self._register, sequence=self._sequence)
+            self._dealer.send(wire.encode(register), _NOW)
 
     def _register_again(self) -> None:
         if self._manager_id is None:
@@ -283,8 +280,9 @@ class Link:
             dropped_messages=self.num_dropped,
             turn_us=0 if since is None else 1 + int((time.monotonic() - since) * 1e6),
         )
-        beat = wire.Heartbeat(self._register.epoch, stats, self._sequence, self._num_missing)
-        self._dealer.send(wire.encode(beat), zmq.NOBLOCK)
+        with self._lock:
+            beat = wire.Heartbeat(self._register.epoch, stats, self._sequence, self._num_missing)
+            self._dealer.send(wire.encode(beat), _NOW)
 
     def _watch_manager(self) -> None:
         if time.monotonic() - self._last_ping > self._config.manager_timeout_s:
