@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -32,7 +32,7 @@ from parrot.models import resolve_model
 from parrot.tokenizer import Tokenizer
 
 from .service_load import call_body, filler, new_session_id
-from .timing import print_table, show, spread
+from .timing import Spread, print_table, show, spread
 
 PARTS = ("read JSON", "insert", "PrefixHash", "encode", "queue", "FindEngine", "frame", "value")
 _NUM_ENGINES = 16
@@ -56,6 +56,10 @@ FULL = Sizes(tuple((w, d) for w in (1, 10, 100, 1000) for d in (1, 10, 100) if w
 
 def measure(sizes: Sizes) -> dict[str, Any]:
     """All graphs, the labelled get and the second long constant."""
+    return {name: part(sizes) for name, part in MEASURES.items()}
+
+
+def _shapes(sizes: Sizes) -> list[dict[str, Any]]:
     stage = Stage()
     rows = [_graph_row(stage, sizes, width, depth) for width, depth in sizes.graphs]
     print_table(
@@ -70,14 +74,27 @@ def measure(sizes: Sizes) -> dict[str, Any]:
             for row in rows
         ],
     )
+    return rows
+
+
+def _label(sizes: Sizes) -> Spread:
+    stage = Stage()
     label = spread([stage.labelled_get_ms(sizes.chain) for _ in range(sizes.repeats)])
-    print(f"labelled get on a live chain of {sizes.chain:,} calls: {show(label, 1)} ms")
-    constant = stage.long_constant(sizes.constant_tokens, sizes.repeats)
+    print(f"labelled get on a live chain of {sizes.chain:,} calls: {show(label, 1)} ms", flush=True)
+    return label
+
+
+def _constant(sizes: Sizes) -> dict[str, Any]:
+    constant = Stage().long_constant(sizes.constant_tokens, sizes.repeats)
     print(
         f"a constant of {constant['tokens']:,} tokens: the first time {constant['first_ms']:.1f} ms, "
-        f"then {show(constant['second_ms'])} ms, {100 * constant['reused']:.1f} % reused"
+        f"then {show(constant['second_ms'])} ms, {100 * constant['reused']:.1f} % reused",
+        flush=True,
     )
-    return {"graphs": rows, "labelled_get_ms": label, "long_constant": constant}
+    return constant
+
+
+MEASURES: dict[str, Callable[[Sizes], Any]] = {"shapes": _shapes, "label": _label, "constant": _constant}
 
 
 def _graph_row(stage: Stage, sizes: Sizes, width: int, depth: int) -> dict[str, Any]:

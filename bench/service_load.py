@@ -27,7 +27,8 @@ _WORDS = (
     "own so that nothing is computed twice while every answer stays what it would have been alone "
 )
 CALL_TOKENS = 5
-_SAMPLING = {"max_tokens": CALL_TOKENS, "ignore_eos": True}
+SHORT: dict[str, Any] = {"max_tokens": CALL_TOKENS, "ignore_eos": True}  # exactly so many steps
+_SAMPLING: dict[str, Any] = {"max_tokens": 32}  # up to so many, 16 on average
 
 
 def filler(num_chars: int, seed: int = 0) -> str:
@@ -92,7 +93,7 @@ def manager_process(*options: str) -> Iterator[ManagerProcess]:
 def simulated_service(
     num_engines: int = 1, *, step_s: float = STEP_S, options: tuple[str, ...] = ()
 ) -> Iterator[tuple[ManagerProcess, list[TimedEngine]]]:
-    """A manager with engines whose steps take ``step_s``: a call takes CALL_TOKENS of them."""
+    """A manager with engines whose steps take ``step_s``; a call takes one for each token of its output."""
     with manager_process(*options) as manager:
         engines = [
             TimedEngine(Spec(manager.engine_address, DEFAULT_MODEL, f"sim-{index}", step_s))
@@ -162,7 +163,9 @@ def new_session_id() -> str:
     return f"s-{os.urandom(16).hex()}"
 
 
-def call_body(index: int, before: str | None, *, template: str = TEMPLATE) -> dict[str, Any]:
+def call_body(
+    index: int, before: str | None, *, template: str = TEMPLATE, sampling: dict[str, Any] = _SAMPLING
+) -> dict[str, Any]:
     """A call with the template that all share, a value of 200 bytes, and the output of an earlier call."""
     value = filler(VALUE_BYTES, index)
     last: dict[str, Any] = {"name": "before", "kind": "input"}
@@ -174,24 +177,20 @@ def call_body(index: int, before: str | None, *, template: str = TEMPLATE) -> di
         "placeholders": [
             {"name": "value", "kind": "input", "value": value},
             last,
-            {
-                "name": "out",
-                "kind": "output",
-                "semantic_var_id": f"v-{index}",
-                "sampling": {"max_tokens": 32},
-            },
+            {"name": "out", "kind": "output", "semantic_var_id": f"v-{index}", "sampling": sampling},
         ],
     }
 
 
-def chain_body(session_id: str, num_calls: int) -> dict[str, Any]:
+def chain_body(session_id: str, num_calls: int, *, sampling: dict[str, Any] = _SAMPLING) -> dict[str, Any]:
     """A session whose calls each read the output of the one before; the last is asked for."""
-    calls = [call_body(index, f"v-{index - 1}" if index else None) for index in range(num_calls)]
+    before = [None, *(f"v-{index}" for index in range(num_calls - 1))]
+    calls = [call_body(index, var_id, sampling=sampling) for index, var_id in enumerate(before)]
     label = {"semantic_var_id": f"v-{num_calls - 1}", "criteria": "LATENCY"}
     return {"session_id": session_id, "create_session": True, "calls": calls, "labels": [label]}
 
 
-def batch_body(session_id: str, num_calls: int) -> dict[str, Any]:
+def batch_body(session_id: str, num_calls: int, *, sampling: dict[str, Any] = _SAMPLING) -> dict[str, Any]:
     """A session of calls that do not depend on each other."""
-    calls = [call_body(index, None) for index in range(num_calls)]
+    calls = [call_body(index, None, sampling=sampling) for index in range(num_calls)]
     return {"session_id": session_id, "create_session": True, "calls": calls}

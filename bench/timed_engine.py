@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ class Spec(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct):
-    """``hops_ns``: from a producer's reply given to the link to its consumer's dispatch coming out of it;
-    ``cpu_s``: processor time of the process so far."""
+    """``hops_ns``: from a producer's reply given to the link to its consumer's dispatch coming out of it, if
+    that goes to the same engine; ``cpu_s``: processor time of the process so far."""
 
     num_dispatches: int = 0
     hops_ns: list[int] = []
@@ -72,6 +73,16 @@ class TimedEngine:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def take_all(engines: Sequence[TimedEngine]) -> Counts:
+    """What all of them have counted since the last time."""
+    each = [engine.take() for engine in engines]
+    return Counts(
+        sum(counts.num_dispatches for counts in each),
+        [hop for counts in each for hop in counts.hops_ns],
+        sum(counts.cpu_s for counts in each),
+    )
 
 
 class _TimedLink(Link):

@@ -16,11 +16,11 @@ from parrot.config import ManagerConfig
 @pytest.mark.model
 def test_every_part_of_a_calls_life_has_its_time() -> None:
     found = measure(Sizes(((2, 3),), repeats=1, chain=50, constant_tokens=300))
-    (row,) = found["graphs"]
+    (row,) = found["shapes"]
     assert (row["width"], row["depth"]) == (2, 3)
     assert all(row["us"][part]["median"] > 0 for part in PARTS)
-    assert found["labelled_get_ms"]["median"] > 0
-    assert found["long_constant"]["reused"] > 0.9
+    assert found["label"]["median"] > 0
+    assert found["constant"]["reused"] > 0.9
 
 
 def test_the_bodies_are_legal_and_as_large_as_they_say() -> None:
