@@ -4,8 +4,10 @@ outputs get the value that the test decides. The real service is used in tests/s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import httpx
 
@@ -21,6 +23,7 @@ from parrot.api import (
     SubmittedCall,
 )
 from parrot.errors import Cancelled, DuplicateRequest, ParrotError, SessionNotFound
+from parrot.frontend import session
 
 
 class StubService:
@@ -36,6 +39,7 @@ class StubService:
         self.refusal: ParrotError | None = None
         self.durable = False
         self.round_trip_s = 0.0
+        self.num_requests = 0
         self.num_waiting = 0
         self.most_waiting = 0
         self.headers: httpx.Headers = httpx.Headers()
@@ -55,6 +59,7 @@ class StubService:
 
     async def handle(self, request: httpx.Request) -> httpx.Response:
         """One request."""
+        self.num_requests += 1
         await asyncio.sleep(self.round_trip_s / 2)
         self.headers = request.headers
         try:
@@ -130,11 +135,32 @@ class StubService:
         return httpx.Response(200, json={"semantic_var_id": name, "status": "ready", "value": end})
 
 
+def flush(variable: P.SemanticVariable) -> None:
+    """The time after which calls go out by themselves has passed."""
+    opened = variable.session
+    assert opened is not None
+    with opened._lock:
+        opened._flush()
+
+
+def wait_until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
+    """Until it holds; for threads."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true"
+        time.sleep(0.005)
+
+
 @contextmanager
-def stub_connection() -> Iterator[StubService]:
-    """The default connection leads to a new stub."""
+def stub_connection(flush_s: float = 600.0) -> Iterator[StubService]:
+    """The default connection leads to a new stub. Calls go out when something asks for them, and not because
+    a busy machine let ``flush_s`` go by between two of them; nor is an answer late because it is busy."""
     stub = StubService()
-    with P.connect("http://stub.test", transport=httpx.MockTransport(stub.handle)):
+    with (
+        patch.object(session, "FLUSH_S", flush_s),
+        patch.object(session, "_GRACE_S", 600.0),
+        P.connect("http://stub.test", transport=httpx.MockTransport(stub.handle)),
+    ):
         yield stub
 
 

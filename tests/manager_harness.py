@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import uvicorn
 import zmq
@@ -16,6 +17,7 @@ import zmq.asyncio
 from graph_builder import prompt_call, read
 from parrot import api, wire
 from parrot.config import ManagerConfig
+from parrot.manager import engines
 from parrot.manager.app import create_app
 from parrot.manager.clock import now_us
 from parrot.manager.engines import EngineRegistry
@@ -86,13 +88,12 @@ class ScriptedEngine:
     async def die(self) -> None:
         """Say goodbye and be gone."""
         await self._socket.send(wire.encode(wire.Goodbye(self.epoch, "killed by the test")))
-        await asyncio.sleep(0.02)
-        self.close()
+        self.close(linger_ms=60_000)  # it ends as soon as the goodbye is on the wire
 
-    def close(self) -> None:
+    def close(self, linger_ms: int = 0) -> None:
         if self._task is not None:
             self._task.cancel()
-        self._context.destroy(linger=0)
+        self._context.destroy(linger=linger_ms)
 
     async def answer(self, dispatch: wire.Dispatch, *, num_outputs: int | None = None) -> None:
         """Reply to a held dispatch; only to its first ``num_outputs`` Generates if given."""
@@ -176,7 +177,7 @@ class Manager:
     """Service, executor, registry and the engines that have joined."""
 
     def __init__(self, config: ManagerConfig, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+        self.config, self.tokenizer = config, tokenizer
         keys = load_keys(config.api_keys)
         self.journal = None if config.journal is None else Journal.open(config.journal, about={})
         self.registry = EngineRegistry(config)
@@ -202,9 +203,26 @@ class Manager:
         self.service.submit(api.SubmitBody.model_validate(body))
         return session_id
 
-    async def get(self, session_id: str, var_id: str, timeout_ms: int | None = 5000) -> str | None:
+    async def get(self, session_id: str, var_id: str, timeout_ms: int | None = 120_000) -> str | None:
         body = api.GetBody(session_id=session_id, semantic_var_id=var_id, timeout_ms=timeout_ms)
         return (await self.service.get(body)).value
+
+    async def time_out(self, name: str = "engine-0") -> None:
+        """This engine is lost, as if it had been silent for so long; what it says meanwhile is late."""
+
+        def is_lost() -> bool:
+            for engine in self.registry.alive:
+                if engine.name == name:
+                    engine.last_seen -= 2 * self.config.lost_after_s
+            return all(engine.name != name for engine in self.registry.alive)
+
+        await until(is_lost)
+
+    def pass_without_progress(self, share: float, name: str = "engine-0") -> None:
+        """So much of the time after which an engine that makes no step is given up, as if it had passed."""
+        for engine in self.registry.alive:
+            if engine.name == name:
+                engine.progress.since -= share * self.config.stall_after_s
 
     def check_at_rest(self) -> None:
         """Nothing is queued, nothing runs, and every engine's load is zero."""
@@ -228,10 +246,20 @@ async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None
 
 
 @asynccontextmanager
-async def running_manager(model: Path, /, **config: object) -> AsyncIterator[Manager]:
-    """A manager without HTTP; its heartbeat is fast, so that tests of loss are."""
-    fields = {"model": str(model), "heartbeat_s": 0.05, "lost_after_s": 0.5, **config}
-    manager = Manager(ManagerConfig(**fields), Tokenizer.load(model))  # type: ignore[arg-type]
+async def running_manager(
+    model: Path, /, *, silent_beats: float = 1e6, **config: object
+) -> AsyncIterator[Manager]:
+    """A manager without HTTP, whose heartbeat is fast. On a busy machine an engine may well be silent for
+    many of them: it is paused or lost for it only where a test says so (``silent_beats``, ``lost_after_s``,
+    :meth:`Manager.time_out`)."""
+    fields = {"model": str(model), "heartbeat_s": 0.05, "lost_after_s": 600.0, **config}
+    with patch.object(engines, "SILENT_BEATS", silent_beats):
+        async with _running(Manager(ManagerConfig(**fields), Tokenizer.load(model))) as manager:  # type: ignore[arg-type]
+            yield manager
+
+
+@asynccontextmanager
+async def _running(manager: Manager) -> AsyncIterator[Manager]:
     manager.service.recover()
     manager.registry.start(manager.executor)
     manager.service.start()

@@ -65,7 +65,7 @@ def test_with_a_journal_a_restarted_service_goes_on(tiny_model: Path, tmp_path: 
     replies: list[Any] = []
 
     def get(var_id: str) -> dict[str, Any]:
-        return {"session_id": NOBODY, "semantic_var_id": var_id, "timeout_ms": 3000, "criteria": "LATENCY"}
+        return {"session_id": NOBODY, "semantic_var_id": var_id, "timeout_ms": 120_000, "criteria": "LATENCY"}
 
     async def before(manager: Manager, client: httpx.AsyncClient) -> None:
         def answer_once(_: str) -> str:

@@ -108,7 +108,7 @@ def mutant(body: dict[str, Any], rng: random.Random) -> Any:
 
 @pytest.fixture(scope="module")
 def shared_client(tiny_model: Path) -> Iterator[httpx.Client]:
-    with service_in_thread(tiny_model) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with service_in_thread(tiny_model) as url, httpx.Client(base_url=url, timeout=120) as client:
         yield client
 
 

@@ -7,14 +7,14 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 import parrot as P
-from frontend_stub import StubService, stub_connection
+from frontend_stub import StubService, stub_connection, wait_until
 from parrot.api import GetBody, GetReply
 from parrot.errors import (
     InvalidRequest,
@@ -25,6 +25,7 @@ from parrot.errors import (
     Unavailable,
     UpstreamFailed,
 )
+from parrot.frontend import background
 from parrot.frontend import client as client_module
 from parrot.frontend.client import Client, is_local
 
@@ -64,7 +65,7 @@ def free_port() -> int:
 def test_nobody_listening_names_the_url_and_the_fix() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with P.connect(url), pytest.raises(ServiceUnreachable, match=rf"{url}.*start one with `parrot serve`"):
-        ask("x").get(timeout=10)
+        ask("x").get(timeout=60)
 
 
 def test_a_connection_that_breaks_is_not_called_refused() -> None:
@@ -164,11 +165,16 @@ def test_more_gets_than_connections_take_turns(monkeypatch: pytest.MonkeyPatch) 
         waiting = [ask(str(i)) for i in range(4)]
         late = P.variable()
         ask(late)
-        begun = time.monotonic()
         with pytest.raises(P.GetTimeout):
             P.gather(*waiting, timeout=0.3)
-        late.set("x")  # other requests are not held up
-        assert time.monotonic() - begun < 1.6
+        with ThreadPoolExecutor(1) as threads:
+            gathered = threads.submit(P.gather, *waiting)
+            wait_until(lambda: stub.num_waiting == 2)
+            late.set("x")  # other requests are not held up
+            assert not gathered.done()
+            for variable in waiting:
+                background.run(stub.finish(variable.id, "y")).result(120)
+            assert gathered.result(120) == ("y",) * 4
         assert stub.most_waiting == 2
 
 
@@ -259,31 +265,27 @@ def test_a_get_waits_for_a_service_that_is_away_no_longer_than_its_timeout() -> 
         ask(pending)
         assert not pending.done()
         transport.num_refusals = 1000
-        begun = time.monotonic()
         with pytest.raises(P.GetTimeout):
             pending.get(timeout=0.1)
-        assert time.monotonic() - begun < 2
         transport.num_refusals = 0
 
 
 def test_a_round_trip_is_paid_once_for_a_chain() -> None:
     with stub_connection() as stub:
-        stub.round_trip_s = 0.1
         text = "a"
         for _ in range(50):
             text = ask(text)
-        begun = time.monotonic()
         assert text.get() == "ask.output"
-        assert time.monotonic() - begun < 2  # one for each call would take 5 s
+        assert stub.num_requests == 2
     assert [len(submit.calls) for submit in stub.submits] == [50]
 
 
 def test_the_import_is_light_and_every_name_is_there() -> None:
     program = """
-        import sys, time
-        begun = time.process_time()
+        import sys
+        before = set(sys.modules)
         import parrot as P
-        took = time.process_time() - begun
+        num_loaded = len(set(sys.modules) - before)
         heavy = {"torch", "fastapi", "httpx", "pydantic", "numpy"} & set(sys.modules)
         assert not heavy, heavy
         import parrot.template
@@ -294,11 +296,11 @@ def test_the_import_is_light_and_every_name_is_there() -> None:
         assert P.SemanticFunction is P.function and P.variable is P.SemanticVariable
         assert isinstance(P.__version__, str)
         assert not {"torch", "fastapi"} & set(sys.modules)
-        print(took)
+        print(num_loaded)
     """
     run = run_program(program)
     assert run.returncode == 0, run.stderr
-    assert float(run.stdout) < 0.3
+    assert int(run.stdout) < 200  # a thousand with the service and torch
 
 
 def test_a_program_that_ends_deletes_its_sessions_quickly() -> None:
@@ -306,7 +308,7 @@ def test_a_program_that_ends_deletes_its_sessions_quickly() -> None:
         import atexit, sys, time
         def report():
             gone = sorted(stub.deleted) == sorted(stub.sessions)
-            print(gone, len(stub.sessions), time.monotonic() - begun < 5)
+            print(gone, len(stub.sessions), time.monotonic() - begun < 60)
         atexit.register(report)  # runs last: handlers run in reverse
         sys.path.insert(0, "tests")
         import httpx

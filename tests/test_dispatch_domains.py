@@ -30,7 +30,7 @@ async def run(manager: Manager, tenant: str, prompt: str, question: str) -> wire
     session = manager.service.create_session(tenant=tenant).session_id
     call = prompt_call("f", prompt, read("question", value=question), write("answer", "a"))
     manager.service.submit(api.SubmitBody(session_id=session, calls=(call,)), tenant=tenant)
-    body = api.GetBody(session_id=session, semantic_var_id="a", timeout_ms=5000)
+    body = api.GetBody(session_id=session, semantic_var_id="a", timeout_ms=120_000)
     assert (await manager.service.get(body, tenant=tenant)).value == "ok"
     sent = [(engine, dispatch) for engine in manager.engines for dispatch in engine.dispatches]
     _, newest = max(sent, key=lambda entry: entry[1].call_id)

@@ -56,7 +56,7 @@ def test_it_starts_in_the_background_and_stops_with_its_files() -> None:
     assert asyncio.run(service.find_url()) == "http://127.0.0.1:9"
     directory = service.log_path.parent
     service.stop()
-    assert service.process.wait(5) == 0
+    assert service.process.wait(60) == 0
     assert not directory.exists()
 
 
@@ -110,7 +110,7 @@ def test_a_start_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     service = start("import time; time.sleep(60)")
     with pytest.raises(SetupError, match=r"not ready after 0\.2 s"):
         asyncio.run(service.find_url())
-    assert service.process.wait(5) == -signal.SIGKILL
+    assert service.process.wait(60) == -signal.SIGKILL
 
 
 def test_a_service_that_died_is_named_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_service_that_died_is_named_and_replaced(monkeypatch: pytest.MonkeyPat
     assert embedded.service("other") is not service
     asyncio.run(service.find_url())
     service.process.kill()
-    service.process.wait(5)
+    service.process.wait(60)
     with pytest.raises(ServiceUnreachable, match="ended with exit code -9; its log is"):
         asyncio.run(service.find_url())
     assert embedded.service("m") is not service

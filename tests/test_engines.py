@@ -14,10 +14,12 @@ import zmq.asyncio
 from parrot import wire
 from parrot.config import ManagerConfig
 from parrot.errors import PortInUse
-from parrot.manager.clock import ClockOffset, now_us
+from parrot.manager.clock import ClockOffset, now_s, now_us
 from parrot.manager.engines import Engine, EngineRegistry
 
-CONFIG = ManagerConfig(heartbeat_s=0.05, lost_after_s=0.4)
+CONFIG = ManagerConfig(
+    heartbeat_s=0.05, lost_after_s=600.0
+)  # none is lost unless a test says so: see `time_out`
 
 
 @dataclass
@@ -80,7 +82,7 @@ class Peer:
         await self.socket.send(wire.encode(message))
 
     async def receive(self) -> wire.ToEngine:
-        return wire.decode_to_engine(await asyncio.wait_for(self.socket.recv(), 2))
+        return wire.decode_to_engine(await asyncio.wait_for(self.socket.recv(), 60))
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
@@ -88,6 +90,13 @@ async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None
     while not condition():
         assert time.monotonic() < deadline, "condition did not become true"
         await asyncio.sleep(0.005)
+
+
+def time_out(registry: EngineRegistry, name: str) -> None:
+    """This engine has been silent for too long, unless it is heard again before the next heartbeat."""
+    for engine in registry.alive:
+        if engine.name == name:
+            engine.last_seen = now_s() - 1.5 * CONFIG.lost_after_s
 
 
 def with_registry(
@@ -129,9 +138,12 @@ def test_a_silent_engine_is_lost_and_one_that_beats_is_not() -> None:
         silent, live = peer(), peer()
         await silent.send(register("e1", "silent"))
         await live.send(register("e2", "live"))
-        for _ in range(16):
+        await until(lambda: len(events.joined) == 2)
+        num_beats = events.num_heartbeats
+        while not events.lost or events.num_heartbeats < num_beats + 3:
+            time_out(registry, "silent")
             await live.send(wire.Heartbeat("e2", stats(now_us())))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.01)
         assert [engine.name for engine, _ in events.lost] == ["silent"]
         assert [engine.name for engine in registry.alive] == ["live"]
         assert {view.name: view.alive for view in registry.views()} == {"silent": False, "live": True}
@@ -143,9 +155,12 @@ def test_an_engine_that_stays_silent_has_hung_until_it_registers_again() -> None
     async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
         silent = peer()
         await silent.send(register("e1", "silent"))
+        await until(lambda: len(events.joined) == 1)
+        time_out(registry, "silent")
         await until(lambda: len(events.lost) == 1)
         pid = events.joined[0].registration.pid
         assert not registry.has_hung(pid)
+        events.joined[0].last_seen -= 2 * CONFIG.lost_after_s
         await until(lambda: registry.has_hung(pid))
         assert not registry.has_hung(pid + 1)
         await silent.send(register("e1", "silent"))
@@ -230,6 +245,7 @@ def test_an_engine_given_up_for_lost_is_invited_to_register_again() -> None:
         engine = peer()
         await engine.send(register("e1"))
         first = await engine.receive()
+        time_out(registry, "engine-0")
         await until(lambda: len(events.lost) == 1)
         while True:
             await engine.send(wire.Heartbeat("e1", stats(now_us())))
@@ -276,15 +292,14 @@ def test_a_send_to_a_vanished_peer_loses_the_engine() -> None:
         await engine.send(register("e1"))
         await until(lambda: len(events.joined) == 1)
         engine.socket.close(linger=0)
-        await asyncio.sleep(0.1)
-        registry.send(events.joined[0], wire.Abort(()))
+        await until(lambda: not registry.send(events.joined[0], wire.Abort(())))
         await until(lambda: len(events.lost) == 1)
         assert "connection is gone" in events.lost[0][1]
 
     with_registry(scenario)
 
 
-def test_closing_with_a_dead_peer_and_unsent_frames_takes_under_two_seconds() -> None:
+def test_closing_does_not_wait_for_a_dead_peer_and_unsent_frames() -> None:
     async def run() -> float:
         registry = EngineRegistry(CONFIG)
         events = Recorder()
@@ -300,7 +315,7 @@ def test_closing_with_a_dead_peer_and_unsent_frames_takes_under_two_seconds() ->
         context.destroy(linger=0)
         return time.monotonic() - started
 
-    assert asyncio.run(run()) < 2.0
+    assert asyncio.run(run()) < 30  # for ever otherwise
 
 
 def test_a_taken_port_is_a_typed_error_and_free_ports_are_found_in_parallel() -> None:

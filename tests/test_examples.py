@@ -161,13 +161,13 @@ def test_deduced_labels_equal_hand_labels_and_the_twin_asks_the_same(served: Ser
     served.prompts()
     with P.connect(served.url), P.session(), P.batch():  # so that the labels travel with the calls
         variables = example.parrot()
-        results = P.gather(*variables[-example.num_waited :], perf=example.perf, timeout=20)
+        results = P.gather(*variables[-example.num_waited :], perf=example.perf, timeout=120)
         session = next(variable.session for variable in variables if variable.session is not None)
 
         async def graph() -> tuple[CallView, ...]:
             return served.manager.service.graph(session.id).calls
 
-        calls = asyncio.run_coroutine_threadsafe(graph(), served.loop).result(5)
+        calls = asyncio.run_coroutine_threadsafe(graph(), served.loop).result(120)
     assert all(str(result).startswith("answer ") for result in results)
     assert [call.function for call in calls] == [function for function, _ in example.labels]
     assert {call.state for call in calls} == {"done"}
@@ -184,7 +184,7 @@ def test_deduced_labels_equal_hand_labels_and_the_twin_asks_the_same(served: Ser
 
 
 async def _twin(url: str, example: Example) -> None:
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=20) as client:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120) as client:
         await example.twin(client)
 
 
@@ -212,7 +212,7 @@ def test_a_function_with_two_outputs_and_one_that_writes_to_a_variable_made_befo
         reader = write(code)  # reads what nobody writes yet
         thought, answer = think("Why?")
         write(answer, code=code)
-        texts = P.gather(thought, answer, code, reader, timeout=20)
+        texts = P.gather(thought, answer, code, reader, timeout=120)
     asked = served.prompts()
     assert len(asked) == 3
     assert any(prompt.startswith(f"Write of {texts[1]}:") for prompt in asked)
@@ -229,7 +229,7 @@ def test_a_value_goes_round_a_loop_of_calls(served: Served) -> None:
         text = P.variable("a start")
         for _ in range(30):
             text = improve(text)
-        final = text.get(timeout=20)
+        final = text.get(timeout=120)
         assert final == str(text.get())
     asked = served.prompts()
     assert len(asked) == 30

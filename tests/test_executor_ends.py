@@ -41,13 +41,16 @@ def test_what_stops_running_calls_is_one_line_in_the_log(
 ) -> None:
     async def scenario(manager: Manager) -> None:
         engine = await manager.add_engine(held=True)
-        label = {"semantic_var_id": "c", "criteria": "DEADLINE", "target_ms": 100}
-        session = manager.submit(*CHAIN, labels=[label] if way == "deadline" else [])
+        session = manager.submit(*CHAIN)
         await until(lambda: len(engine.dispatches) == 1)
         if way == "cancel":
             manager.service.cancel(api.CancelBody(session_id=session, semantic_var_id="a"))
         elif way == "delete":
             manager.service.delete_session(session)
+        else:
+            body = api.GetBody(session_id=session, semantic_var_id="c", criteria="DEADLINE", target_ms=50.0)
+            with pytest.raises(errors.DeadlineExceeded):
+                await manager.service.get(body)
         await until(lambda: any(isinstance(message, wire.Abort) for message in engine.other))
         manager.check_at_rest()
         lines = [record.message for record in caplog.records if "1 calls stop" in record.message]
@@ -107,7 +110,7 @@ def test_an_idle_session_expires_and_one_with_a_waiting_get_does_not(tiny_model:
         idle = manager.submit(CHAIN[0])
         busy = manager.submit(CHAIN[0])
         waiting = asyncio.create_task(manager.get(busy, "a"))
-        await asyncio.sleep(0.8)
+        await until(lambda: manager.service.num_sessions == 1)
         with pytest.raises(errors.SessionNotFound):
             manager.service.graph(idle)
         await manager.add_engine(last_word)
@@ -144,7 +147,7 @@ def test_draining_refuses_new_work_and_waits_for_what_runs(tiny_model: Path) -> 
         with pytest.raises(errors.Unavailable):
             manager.submit(CHAIN[0])
         await engine.answer(engine.dispatches[0])
-        await asyncio.wait_for(drained, 20.0)
+        await asyncio.wait_for(drained, 120.0)
         assert await manager.get(session, "a") == "hello!"
 
     run(tiny_model, scenario)

@@ -110,6 +110,7 @@ def test_a_silent_engine_is_given_up(tiny_model: Path) -> None:
         session = manager.submit(*CHAIN)
         await until(lambda: len(silent.dispatches) == 1)
         silent.close()
+        await manager.time_out()
         await manager.add_engine(last_word, name="engine-1")
         assert await manager.get(session, "c") == "hello!!!"
 

@@ -93,7 +93,7 @@ def test_a_file_that_is_gone_is_noticed_without_a_request_and_its_return_too(
         journal.start()
         await journal.committed(journal.append([value_row(0)]))
         path.rename(away)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while journal.problem is None:
                 await asyncio.sleep(0.005)
             assert "journal was taken away" in journal.problem
@@ -205,7 +205,7 @@ def test_a_disk_that_takes_nothing_is_noticed_at_the_start(
         nonlocal is_full
         journal = Journal.open(tmp_path / "journal", about=ABOUT)
         journal.start()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while journal.problem is None:
                 await asyncio.sleep(0.005)
             is_full = False
@@ -234,10 +234,10 @@ def test_a_start_with_sessions_to_delete_needs_no_room(
                 full.setattr(JournalStore, method, refused)
             assert [rows[0].name for rows in journal.recover()] == ["stays"]
             journal.start()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while journal.problem is None:
                     await asyncio.sleep(0.005)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while journal.problem is not None:
                 await asyncio.sleep(0.005)
             while journal._store.closed_sessions():

@@ -246,11 +246,11 @@ def test_a_long_beginning_is_encoded_beside_the_loop(tiny_model: Path) -> None:
         idle = await manager.add_engine(name="engine-1", **limits)
         busy.held = True
         session = manager.submit(PRODUCER, prompt_call("wait", long + " {{input:code}} {{output:review}}"))
-        await until(lambda: counters(manager).finished == 1, timeout_s=20)
+        await until(lambda: counters(manager).finished == 1)
         fill = idle.early_fills[0]
         assert not manager.executor.early._encoding
         await busy.answer(busy.dispatches[0])
-        assert await manager.get(session, "review", timeout_ms=20_000) == "ok"
+        assert await manager.get(session, "review", timeout_ms=120_000) == "ok"
         ids = idle._first_ids(idle.dispatches[0])
         assert ids[: len(idle._first_ids(fill))] == idle._first_ids(fill)
 

@@ -84,7 +84,7 @@ def test_the_page_counts_what_has_happened(tiny_model: Path) -> None:
             await cancel_one(manager)
             await engine.beat()
             await asyncio.sleep(0.05)
-            async with httpx.AsyncClient(base_url=url) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=120) as client:
                 reply = await client.get("/metrics")
                 open_reply = await client.get("/metrics", headers={"Accept": OPEN})
             assert reply.headers["content-type"] == PLAIN

@@ -83,7 +83,7 @@ def test_a_big_legal_prompt_does_not_delay_health(tiny_model: Path) -> None:
         text = "The quick brown fox. " * 60_000
         request = asyncio.create_task(client.completions.create(model=model, prompt=text, timeout=60))
         longest = 0.0
-        async with httpx.AsyncClient() as plain:
+        async with httpx.AsyncClient(timeout=120) as plain:
             while not engine.dispatches:
                 started = time.thread_time()
                 await plain.get(f"{client.base_url}../health")

@@ -86,7 +86,7 @@ def run(model: Path, scenario: Callable[[Client], Awaitable[None]], **switches: 
                     address = manager.registry.address
                     stack.enter_context(real_engine(model, address, 256, f"engine-{number}"))
                     await until(lambda wanted=number + 1: len(manager.registry.alive) == wanted)
-                async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+                async with httpx.AsyncClient(base_url=url, timeout=120) as http:
                     await scenario(Client(manager, http))
 
     asyncio.run(main())

@@ -31,7 +31,7 @@ def test_a_stream_ends_with_the_reason_then_usage_then_done(tiny_model: Path) ->
         assert chunks[-2].choices[0].finish_reason == "stop"
         assert (chunks[-1].choices, chunks[-1].usage is not None) == ([], True)
         body = {"model": model, "messages": HELLO, "stream": True}
-        async with httpx.AsyncClient() as plain:
+        async with httpx.AsyncClient(timeout=120) as plain:
             raw = await plain.post(f"{client.base_url}chat/completions", json=body)
         lines = [line for line in raw.text.split("\n\n") if line]
         assert lines[-1] == "data: [DONE]"

@@ -98,8 +98,8 @@ def test_codes_and_messages_of_engines_are_bounded(tiny_model: Path, code: str) 
         cause = errors.ErrorInfo(code, "y" * 100_000)
         info = errors.ErrorInfo(code, "x" * 100_000, "p" * 100_000, (cause,) * 1000)
         await engine.send(wire.CallFailed(engine.dispatches[0].call_id, info))
-        async with serving(manager) as url, httpx.AsyncClient(base_url=url) as client:
-            body = {"session_id": session, "semantic_var_id": "a", "timeout_ms": 5000}
+        async with serving(manager) as url, httpx.AsyncClient(base_url=url, timeout=120) as client:
+            body = {"session_id": session, "semantic_var_id": "a", "timeout_ms": 120_000}
             reply = await client.post("/v1/get", json=body)
         assert reply.status_code == 500
         assert reply.json()["error"]["code"] == "engine_error"

@@ -29,7 +29,7 @@ def test_a_taken_port_is_a_typed_error_that_names_it() -> None:
 
 def test_a_bound_port_accepts_before_anything_serves() -> None:
     with bind_listener("127.0.0.1", 0) as listener:
-        socket.create_connection(listener.getsockname(), timeout=1).close()
+        socket.create_connection(listener.getsockname(), timeout=60).close()
 
 
 def test_the_ready_file_appears_whole(tmp_path: Path) -> None:

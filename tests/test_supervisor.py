@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from parrot.manager.supervisor import Supervisor, engine_argv
 CONFIG = EngineConfig(manager_address="", model="tiny", num_blocks=64)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"
@@ -89,7 +90,7 @@ def test_an_engine_that_dies_at_start_is_tried_again_and_explained(monkeypatch: 
         children.start()
         await until(lambda: len(ended) >= 3)
         assert children.problem is not None
-        assert "2 times in a row" in children.problem or "3 times" in children.problem
+        assert re.search(r"[2-9] times in a row", children.problem)
         assert "exit code 3" in children.problem
         assert "no such device" in children.problem
         await children.close()
@@ -103,9 +104,9 @@ def test_closing_ends_every_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" if stubborn else ""
     marker = tmp_path / "up"
     run_script(
-        monkeypatch, f"{ignore}import time, pathlib; pathlib.Path({str(marker)!r}).touch(); time.sleep(60)"
+        monkeypatch, f"{ignore}import time, pathlib; pathlib.Path({str(marker)!r}).touch(); time.sleep(600)"
     )
-    monkeypatch.setattr(supervisor, "_TERMINATE_S", 0.3)
+    monkeypatch.setattr(supervisor, "_TERMINATE_S", 0.3 if stubborn else 60.0)
 
     async def scenario() -> None:
         children = supervise()
@@ -113,10 +114,8 @@ def test_closing_ends_every_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         await until(marker.exists)
         process = children._children[0].process
         assert process is not None
-        started = time.monotonic()
         await children.close()
-        assert time.monotonic() - started < 3
-        assert process.returncode is not None
+        assert process.returncode == (-9 if stubborn else -15)
 
     asyncio.run(scenario())
 

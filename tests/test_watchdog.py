@@ -22,14 +22,14 @@ CALL = prompt_call("only", "Say hello {{output:a}}")
 
 def run(model: Path, scenario: Scenario, **config: object) -> None:
     async def main() -> None:
-        async with running_manager(model, **{"stall_after_s": 0.4, **config}) as manager:
+        async with running_manager(model, **config) as manager:
             await scenario(manager)
 
     asyncio.run(main())
 
 
 async def readiness(url: str) -> tuple[int, str]:
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         reply = await client.get("/ready")
         body = reply.json()
         return reply.status_code, body["error"]["message"] if "error" in body else str(body["stalled"])
@@ -45,6 +45,7 @@ def test_an_engine_that_beats_and_makes_no_step_loses_its_calls_to_another_until
             session = manager.submit(CALL)
             await until(lambda: len(hung.dispatches) == 1)
             assert (await readiness(url))[0] == 200
+            manager.pass_without_progress(1.1)
             await until(lambda: manager.registry.alive == [])
             status, reason = await readiness(url)
             assert status == 503
@@ -71,6 +72,12 @@ def test_an_engine_that_beats_and_makes_no_step_loses_its_calls_to_another_until
         run(tiny_model, scenario)
 
 
+async def beats(engine: ScriptedEngine) -> None:
+    """The manager has looked at its engines since, and has pinged this one."""
+    num_pings = len(engine.pings)
+    await until(lambda: len(engine.pings) > num_pings + 1)
+
+
 def stuck() -> wire.EngineStats:
     """An engine whose loop has not come to an end of its turn."""
     return msgspec.structs.replace(zero_stats(), turn_us=5_000_000, num_running=1)
@@ -90,13 +97,16 @@ def test_steps_that_compute_are_progress_however_long_a_call_takes(tiny_model: P
         engine = await manager.add_engine(held=True)
         session = manager.submit(CALL)
         await until(lambda: len(engine.dispatches) == 1)
-        for token in range(20):
+        for token in range(1, 6):
             engine.stats = msgspec.structs.replace(stuck(), decode_tokens=token)
-            await asyncio.sleep(0.05)
+            await until(lambda token=token: manager.registry.alive[0].stats.decode_tokens == token)
+            manager.pass_without_progress(0.8)
+            await beats(engine)
         assert manager.registry.usable
         await engine.answer(engine.dispatches[0])
         assert await manager.get(session, "a") == "ok"
-        await asyncio.sleep(0.5)
+        manager.pass_without_progress(2.0)
+        await beats(engine)
         assert manager.registry.usable, "an idle engine makes no step either"
 
     run(tiny_model, scenario)
@@ -112,7 +122,11 @@ def test_calls_that_wait_although_an_engine_is_idle_make_the_service_unready_unt
         bridge.schedule = list  # type: ignore[method-assign]
         session = manager.submit(CALL)
         async with serving(manager) as url:
-            await until(lambda: manager.executor.watchdog.problem is not None)
+            watchdog = manager.executor.watchdog
+            await until(lambda: watchdog._idle_since is not None)
+            assert watchdog.problem is None
+            watchdog._idle_since -= 1.1 * manager.config.stall_after_s  # type: ignore[operator]
+            await until(lambda: watchdog.problem is not None)
             status, reason = await readiness(url)
             assert status == 503
             assert "1 calls wait" in reason
@@ -133,13 +147,13 @@ def test_a_silent_engine_gets_no_more_calls_before_it_is_lost_and_gets_them_when
         engine.is_mute = True
         await until(lambda: manager.registry.alive[0].state == "silent")
         session = manager.submit(CALL)
-        await asyncio.sleep(0.05)
+        assert await manager.get(session, "a", timeout_ms=100) is None
         assert engine.dispatches == []
         engine.is_mute = False
         assert await manager.get(session, "a") == "ok"
-        assert manager.registry.alive[0].state == "ready"
+        await until(lambda: manager.registry.alive[0].state == "ready")
 
-    run(tiny_model, scenario, lost_after_s=3.0)
+    run(tiny_model, scenario, silent_beats=2.5)
 
 
 def test_a_draining_engine_finishes_what_it_has_and_gets_nothing_new(tiny_model: Path) -> None:
@@ -220,7 +234,7 @@ def test_a_clients_own_mistakes_never_count_against_an_engine(tiny_model: Path) 
             with pytest.raises(errors.InvalidRequest):
                 await manager.get(session, "a")
         async with serving(manager) as url:
-            async with httpx.AsyncClient(base_url=url) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=120) as client:
                 for _ in range(20):
                     assert (await client.post("/v1/submit", json={"calls": 3})).status_code == 400
             assert (await readiness(url)) == (200, "[]")

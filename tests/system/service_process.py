@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
 
 
 class ServiceProcess:
@@ -28,7 +28,7 @@ class ServiceProcess:
         self.url: str = ready["url"]
         self.engine_address: str = ready["engine_address"]
         self.pid: int = ready["pid"]
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=120)
 
     def _announced(self, ready_file: Path) -> dict[str, Any] | None:
         assert self.process.poll() is None, self.log_file.read_text()
@@ -83,13 +83,13 @@ def service(
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
-def wait_for(probe: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+def wait_for(probe: Callable[[], Any], timeout_s: float = 120.0) -> Any:
     """The first true value of ``probe``."""
     deadline = time.monotonic() + timeout_s
     while not (found := probe()):

@@ -71,7 +71,7 @@ def ramble(text):
 def graph_of(connection: P.Connection, variable: P.SemanticVariable) -> dict[str, CallView]:
     session = variable.session
     assert session is not None
-    reply = httpx.get(f"{connection.url}/v1/session/{session.id}/graph", timeout=10)
+    reply = httpx.get(f"{connection.url}/v1/session/{session.id}/graph", timeout=120)
     return {call.function: call for call in GraphReply.model_validate_json(reply.content).calls}
 
 
@@ -98,7 +98,7 @@ def test_labels_arrive_with_the_graph(connection: P.Connection) -> None:
         parts = P.map(write, [f"part {number}" for number in range(6)])
         final = check_with("all", P.join(parts))
         assert final.get(perf=P.LATENCY, timeout=LIMIT_S)
-    reply = httpx.get(f"{connection.url}/v1/session/{final.session.id}/graph", timeout=10)
+    reply = httpx.get(f"{connection.url}/v1/session/{final.session.id}/graph", timeout=120)
     calls = GraphReply.model_validate_json(reply.content).calls
     assert {(call.function, call.objective, call.depth) for call in calls} == {
         ("write", "THROUGHPUT", 1),

@@ -34,6 +34,6 @@ def test_readiness_follows_a_stopped_engine_within_the_heartbeat_limit_and_its_c
             os.kill(pid, signal.SIGCONT)
         wait_for(lambda: running.http.get("/ready").status_code == 200)
         assert running.engine()["pid"] == pid, "the same process has joined anew"
-        assert got.result(30).status_code == 200
+        assert got.result(120).status_code == 200
         assert running.call(session, "a")["attempts"] == 2
         wait_for(lambda: running.engine()["stats"]["num_held_blocks"] == 0)

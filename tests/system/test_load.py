@@ -49,7 +49,7 @@ class Probe:
         self._thread.join()
 
     def _run(self) -> None:
-        with httpx.Client(base_url=self._url, timeout=30) as client:
+        with httpx.Client(base_url=self._url, timeout=120) as client:
             while not self._closing.is_set():
                 began = time.monotonic()
                 assert client.get("/health").status_code == 200

@@ -126,7 +126,7 @@ def test_deleting_a_session_stops_its_calls(shared: ServiceProcess) -> None:
     getter = threading.Thread(target=shared.get, args=(session, "v-c0"))
     getter.start()
     assert shared.http.delete(f"/v1/session/{session}").status_code == 204
-    getter.join(5)
+    getter.join(60)
     assert not getter.is_alive()
     check_at_rest(shared)
 
@@ -235,7 +235,7 @@ def test_the_embedded_service_ends_with_the_pipe_it_was_given(tiny_model: Path, 
     with service(tiny_model, tmp_path, "--parent-pipe", stdin=subprocess.PIPE, wait=False) as running:
         assert running.process.stdin is not None
         running.process.stdin.close()
-        assert running.process.wait(10) == 0
+        assert running.process.wait(60) == 0
 
 
 def test_an_idle_session_expires(tiny_model: Path, tmp_path: Path) -> None:
