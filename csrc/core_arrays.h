@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "concat.h"
+#include "core_buffers.h"
 #include "scheduler/prefix_hash.h"
 
 namespace parrot {
@@ -40,6 +41,7 @@ inline std::span<const int32_t> int32_view(const char* name, const pybind11::obj
                                            std::string(pybind11::str(value.attr("shape"))),
                                            " is not one-dimensional and C-contiguous"));
     }
+    require_aligned(name, array);
     return {static_cast<const int32_t*>(array.data()), static_cast<size_t>(array.size())};
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "concat.h"
+#include "core_buffers.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/parallel.h"
 
@@ -14,6 +15,16 @@ namespace py = pybind11;
 
 namespace parrot {
 namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr int kMaxParts = 1 << 16;
+constexpr int kMaxRepeats = 1 << 24;
+
+void require_within(const char* name, int value, int low, int high) {
+    if (value < low || value > high) {
+        throw std::invalid_argument(concat(name, " = ", value, " is outside [", low, ", ", high, "]"));
+    }
+}
 
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names;
@@ -26,9 +37,8 @@ std::vector<std::string> supported_isas() {
 // How often each part of a region of `num_parts` ran, over `repeats` regions: for tests and for timing a
 // region that does nothing.
 std::vector<int> count_parts(int num_parts, int repeats) {
-    if (num_parts < 0 || repeats < 0) {
-        throw std::invalid_argument("num_parts and repeats must not be negative");
-    }
+    require_within("num_parts", num_parts, 0, kMaxParts);
+    require_within("repeats", repeats, 0, kMaxRepeats);
     std::vector<std::atomic<int>> counts(static_cast<size_t>(num_parts));
     for (int i = 0; i < repeats; ++i) {
         cpu::parallel(num_parts, [&](int part) { counts[static_cast<size_t>(part)]++; });
@@ -39,13 +49,15 @@ std::vector<int> count_parts(int num_parts, int repeats) {
 // What the words add up to, read on `num_threads` threads: for measuring how fast this machine reads.
 int64_t sum_words(const py::object& values, int num_threads) {
     if (!py::isinstance<py::array_t<int64_t, py::array::c_style>>(values)) {
-        throw std::invalid_argument(concat("words = ", std::string(py::str(py::type::of(values))),
+        const bool is_array = py::isinstance<py::array>(values);
+        const auto kind = is_array ? py::object(values.attr("dtype")) : py::object(py::type::of(values));
+        throw std::invalid_argument(concat("words = ", is_array ? "array of " : "",
+                                           std::string(py::str(kind)),
                                            ", expected a C-contiguous numpy array of int64"));
     }
-    if (num_threads < 1 || num_threads > 1024) {
-        throw std::invalid_argument(concat("num_threads = ", num_threads, " is outside [1, 1024]"));
-    }
+    require_within("num_threads", num_threads, 1, kMaxThreads);
     const auto array = py::reinterpret_borrow<py::array_t<int64_t>>(values);
+    require_aligned("words", array);
     const int64_t* words = array.data();
     const auto size = static_cast<int64_t>(array.size());
     const py::gil_scoped_release release;

@@ -5,11 +5,13 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "concat.h"
+#include "core_buffers.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/parallel.h"
 
@@ -41,6 +43,7 @@ void require(bool condition, const Parts&... parts) {
 
 std::span<const int32_t> view_of(const char* name, const Int32Array& array, py::ssize_t axes) {
     require(array.ndim() == axes, name, " has ", array.ndim(), " axes, expected ", axes);
+    require_aligned(name, array);
     return {array.data(), static_cast<size_t>(array.size())};
 }
 
@@ -71,6 +74,32 @@ void* checked(const char* name, const TensorView& tensor, const Shape& shape, si
     require(address % element_size == 0, name, " has address ", address, ", no multiple of its elements' ",
             element_size, " bytes");
     return reinterpret_cast<void*>(address);
+}
+
+// The bytes that a tensor of checked shape and strides reaches.
+Extent extent_of(const char* name, const TensorView& tensor, uintptr_t element_size) {
+    __extension__ using Wide = __int128;
+    Wide last = 0;
+    for (size_t axis = 0; axis < tensor.shape.size(); ++axis) {
+        if (tensor.shape[axis] == 0) return {name, 0, 0};
+        last += Wide{tensor.shape[axis] - 1} * tensor.strides[axis];
+    }
+    const Wide end = Wide{tensor.address} + (last + 1) * Wide{element_size};
+    require(end <= Wide{std::numeric_limits<int64_t>::max()}, name, " of address ", tensor.address,
+            ", shape ", text(tensor.shape), " and strides ", text(tensor.strides),
+            " ends beyond the address space");
+    return {name, tensor.address, static_cast<uintptr_t>(end)};
+}
+
+// The output may be the query itself, row by row; a row's query is read before its output is written.
+void check_output(const TensorView& query, const TensorView& k_cache, const TensorView& v_cache,
+                  const TensorView& out, uintptr_t element_size) {
+    const Extent written = extent_of("out", out, element_size);
+    const Extent read = extent_of("query", query, element_size);
+    require_apart(written,
+                  {extent_of("k_cache", k_cache, element_size), extent_of("v_cache", v_cache, element_size)});
+    const bool is_same = query.address == out.address && query.strides == out.strides;
+    if (!is_same) require_apart(written, {read});
 }
 
 std::unique_ptr<cpu::PagedAttention> make(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim,
@@ -110,6 +139,7 @@ void run(cpu::PagedAttention& attention, const TensorView& query, const TensorVi
     call.keys = checked("k_cache", k_cache, cache, 0, size);
     call.values = checked("v_cache", v_cache, cache, 0, size);
     call.output = checked("out", out, rows, 1, size);
+    check_output(query, k_cache, v_cache, out, size);
     call.query_stride = query.strides[0];
     call.output_stride = out.strides[0];
     call.scale = static_cast<float>(scale);
@@ -132,7 +162,8 @@ void bind_cpu_attention(py::module_& module) {
              py::arg("dtype"))
         .def("plan", &plan, py::arg("query_start").noconvert(), py::arg("seq_lens").noconvert(),
              py::arg("block_tables").noconvert(), py::arg("num_blocks"), py::kw_only(),
-             py::arg("num_threads") = 0, py::arg("share") = true, py::arg("min_shared_tokens") = 64)
+             py::arg("num_threads") = 0, py::arg("share").noconvert() = true,
+             py::arg("min_shared_tokens") = 64)
         .def("run", &run, py::arg("query"), py::arg("k_cache"), py::arg("v_cache"), py::arg("out"),
              py::arg("scale"))
         .def_property_readonly("num_items",

@@ -3,12 +3,15 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
+#include <initializer_list>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "concat.h"
+#include "core_buffers.h"
 #include "kernels/cpu/argmax.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/rope.h"
@@ -44,10 +47,29 @@ DType check_dtype(const char* name, const py::array& array) {
     if ((array.flags() & py::array::c_style) == 0) {
         throw std::invalid_argument(concat(name, " must be C-contiguous"));
     }
+    require_aligned(name, array);
     if (py::isinstance<py::array_t<float>>(array)) return DType::kFloat32;
     if (py::isinstance<py::array_t<uint16_t>>(array)) return DType::kBFloat16;
     throw std::invalid_argument(concat(name, " has the dtype ", py::str(array.dtype()).cast<std::string>(),
                                        ", expected float32, or uint16 for the bits of bf16"));
+}
+
+struct Named {
+    const char* name;
+    const py::array& array;
+};
+
+// Outputs lie over no other argument.
+void check_memory(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs) {
+    for (const Named& input : inputs) require_aligned(input.name, input.array);
+    for (const Named* output = outputs.begin(); output != outputs.end(); ++output) {
+        require_output(output->name, output->array);
+        const Extent written = extent_of(output->name, output->array);
+        for (const Named& input : inputs) require_apart(written, {extent_of(input.name, input.array)});
+        for (const Named* other = output + 1; other != outputs.end(); ++other) {
+            require_apart(written, {extent_of(other->name, other->array)});
+        }
+    }
 }
 
 PackedLinear pack(const py::array& weight, bool gated) {
@@ -70,6 +92,10 @@ void forward(const PackedLinear& linear, const py::array& x, Floats& out, const 
     check_shape("out", out, {rows, linear.num_outputs()});
     if (norm) check_shape("norm", *norm, {linear.in_features()});
     if (norm && dtype != DType::kFloat32) throw std::invalid_argument("x must be float32 to be normalised");
+    if (!(eps >= 0 && std::isfinite(eps))) {
+        throw std::invalid_argument(concat("eps = ", eps, " is negative or not finite"));
+    }
+    check_memory({{"out", out}}, {{"x", x}, {"norm", norm ? *norm : x}});
     const cpu::LinearInput input{x.data(), dtype, rows, norm ? norm->data() : nullptr, eps};
     float* data = out.mutable_data();
     py::gil_scoped_release release;
@@ -80,6 +106,7 @@ void gather(const PackedLinear& linear, const Int64s& rows, Floats& out) {
     if (linear.gated()) throw std::invalid_argument("rows of a gated layer cannot be gathered");
     check_shape("rows", rows, {rows.size()});
     check_shape("out", out, {rows.size(), linear.in_features()});
+    check_memory({{"out", out}}, {{"rows", rows}});
     for (py::ssize_t i = 0; i < rows.size(); ++i) {
         if (rows.data()[i] < 0 || rows.data()[i] >= linear.out_features()) {
             throw std::invalid_argument(
@@ -109,6 +136,8 @@ void rope_append(const Floats& qkv, const Floats& cos, const Floats& sin, const 
     check_shape("cos", cos, {rows, head_dim / 2});
     check_shape("sin", sin, {rows, head_dim / 2});
     check_shape("slots", slots, {rows});
+    check_memory({{"query", query}, {"key_cache", key_cache}, {"value_cache", value_cache}},
+                 {{"qkv", qkv}, {"cos", cos}, {"sin", sin}, {"slots", slots}});
     for (py::ssize_t i = 0; i < rows; ++i) {
         if (slots.data()[i] < 0 || slots.data()[i] >= num_slots) {
             throw std::invalid_argument(
@@ -137,6 +166,7 @@ void argmax_rows(const Floats& logits, Int64s& ids) {
                                            ", expected two axes and at least one column"));
     }
     check_shape("ids", ids, {logits.shape(0)});
+    check_memory({{"ids", ids}}, {{"logits", logits}});
     const float* values = logits.data();
     const int64_t rows = logits.shape(0), columns = logits.shape(1);
     int64_t* out = ids.mutable_data();
@@ -148,10 +178,11 @@ void argmax_rows(const Floats& logits, Int64s& ids) {
 
 void bind_cpu_ops(py::module_& module) {
     py::class_<PackedLinear>(module, "PackedLinear")
-        .def(py::init(&pack), py::arg("weight").noconvert(), py::kw_only(), py::arg("gated") = false)
+        .def(py::init(&pack), py::arg("weight").noconvert(), py::kw_only(),
+             py::arg("gated").noconvert() = false)
         .def("forward", &forward, py::arg("x").noconvert(), py::arg("out").noconvert(),
              py::arg("norm").noconvert() = py::none(), py::arg("eps") = 0.0F, py::kw_only(),
-             py::arg("add") = false)
+             py::arg("add").noconvert() = false)
         .def("gather", &gather, py::arg("rows").noconvert(), py::arg("out").noconvert())
         .def_property_readonly("out_features", &PackedLinear::out_features)
         .def_property_readonly("in_features", &PackedLinear::in_features)

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core_buffers.h"
 #include "kvcache/context_tree.h"
 
 namespace py = pybind11;
@@ -36,7 +37,7 @@ T* checked_data(const py::object& object, const char* name, py::ssize_t num_dime
                 " dimension(s); got ", got);
     }
     const auto array = py::cast<py::array>(object);
-    require(reinterpret_cast<std::uintptr_t>(array.data()) % alignof(T) == 0, name, ": data is not aligned");
+    require_aligned(name, array);
     return const_cast<T*>(static_cast<const T*>(array.data()));
 }
 
@@ -49,8 +50,14 @@ std::span<const T> input(const py::object& object, const char* name) {
 std::span<std::int32_t> output(const py::object& object, const char* name, py::ssize_t num_dimensions) {
     std::int32_t* data = checked_data<std::int32_t>(object, name, num_dimensions);
     const auto array = py::cast<py::array>(object);
-    require(array.writeable(), name, ": the array is read-only");
+    require_output(name, array);
     return {data, static_cast<std::size_t>(array.size())};
+}
+
+template <class T>
+Extent extent_of(const char* name, std::span<T> values) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(values.data());
+    return {name, begin, begin + values.size_bytes()};
 }
 
 py::array_t<std::int32_t> to_array(const std::vector<std::int32_t>& values) {
@@ -59,9 +66,13 @@ py::array_t<std::int32_t> to_array(const std::vector<std::int32_t>& values) {
 
 py::array_t<std::int32_t> reserve(ContextTree& tree, const py::object& context_ids, const py::object& counts,
                                   const py::object& token_ids, const py::object& slots) {
-    const std::vector<kvcache::BlockCopy> copies =
-        tree.reserve(input<std::int64_t>(context_ids, "context_ids"), input<std::int32_t>(counts, "counts"),
-                     input<std::int32_t>(token_ids, "token_ids"), output(slots, "slots", 1));
+    const auto ids = input<std::int64_t>(context_ids, "context_ids");
+    const auto per_context = input<std::int32_t>(counts, "counts");
+    const auto tokens = input<std::int32_t>(token_ids, "token_ids");
+    const auto out = output(slots, "slots", 1);
+    require_apart(extent_of("slots", out), {extent_of("context_ids", ids), extent_of("counts", per_context),
+                                            extent_of("token_ids", tokens)});
+    const std::vector<kvcache::BlockCopy> copies = tree.reserve(ids, per_context, tokens, out);
     py::array_t<std::int32_t> rows({static_cast<py::ssize_t>(copies.size()), py::ssize_t{3}});
     std::int32_t* cell = rows.mutable_data();
     for (const kvcache::BlockCopy& copy : copies) {
@@ -75,7 +86,16 @@ py::array_t<std::int32_t> reserve(ContextTree& tree, const py::object& context_i
 void block_tables(const ContextTree& tree, const py::object& context_ids, const py::object& out) {
     const auto rows = output(out, "out", 2);
     const auto max_blocks = static_cast<std::size_t>(py::cast<py::array>(out).shape(1));
-    tree.block_tables(input<std::int64_t>(context_ids, "context_ids"), rows, max_blocks);
+    const auto ids = input<std::int64_t>(context_ids, "context_ids");
+    require_apart(extent_of("out", rows), {extent_of("context_ids", ids)});
+    tree.block_tables(ids, rows, max_blocks);
+}
+
+void lengths(const ContextTree& tree, const py::object& context_ids, const py::object& out) {
+    const auto ids = input<std::int64_t>(context_ids, "context_ids");
+    const auto values = output(out, "out", 1);
+    require_apart(extent_of("out", values), {extent_of("context_ids", ids)});
+    tree.lengths(ids, values);
 }
 
 py::dict counters(const ContextTree& tree) {
@@ -150,12 +170,7 @@ void bind_verbs(py::class_<ContextTree>& tree) {
 }
 
 void bind_views(py::class_<ContextTree>& tree) {
-    tree.def(
-            "lengths",
-            [](const ContextTree& self, const py::object& context_ids, const py::object& out) {
-                self.lengths(input<std::int64_t>(context_ids, "context_ids"), output(out, "out", 1));
-            },
-            py::arg("context_ids"), py::arg("out"))
+    tree.def("lengths", &lengths, py::arg("context_ids"), py::arg("out"))
         .def(
             "num_distinct_tokens",
             [](const ContextTree& self, const py::object& context_ids) {

@@ -61,7 +61,7 @@ void bind_prefix_index(py::module_& module) {
         .def(py::init([](const py::bytes& hash_key, bool constant_hash) {
                  return std::make_unique<PrefixIndex>(hash_key_of(hash_key), constant_hash);
              }),
-             "hash_key"_a, "constant_hash"_a = false)
+             "hash_key"_a, py::arg("constant_hash").noconvert() = false)
         .def("add_call", &add_call, "call_id"_a, "domain"_a, "token_ids"_a, "boundaries"_a, py::kw_only(),
              "variables"_a = none, "model"_a = 0, "adapter"_a = 0, "public_len"_a = 0)
         .def("add_context", &add_context, "context_id"_a, "domain"_a, "token_ids"_a, "boundaries"_a,

@@ -153,27 +153,30 @@ void set_objective(Scheduler& scheduler, int64_t call_id, bool latency, int64_t 
         call_id, {latency, group_id, depth, start_by_us.value_or(scheduler::kNoTime), per_token_us});
 }
 
+// An argument that is True or False and nothing else.
+py::arg flag(const char* name) { return py::arg(name).noconvert(); }
+
 void bind_scheduler_class(py::module_& module) {
     py::class_<Scheduler>(module, "Scheduler", "Algorithm 1: events in, placements out.")
-        .def(py::init(&make_scheduler), py::kw_only(), "hash_key"_a, "group_placement"_a = true,
-             "prefix_affinity"_a = true, "objective_aware"_a = true, "application_order"_a = true,
-             "tenant_shares"_a = true, "aging"_a = true, "latency_capacity_tokens"_a = 6144,
+        .def(py::init(&make_scheduler), py::kw_only(), "hash_key"_a, flag("group_placement") = true,
+             flag("prefix_affinity") = true, flag("objective_aware") = true, flag("application_order") = true,
+             flag("tenant_shares") = true, flag("aging") = true, "latency_capacity_tokens"_a = 6144,
              "aging_us"_a = 10'000'000, "max_queued"_a = 1'000'000, "max_queued_per_tenant"_a = 1'000'000,
-             "full_scan"_a = false, "constant_hash"_a = false)
+             flag("full_scan") = false, flag("constant_hash") = false)
         .def("add_engine", &add_engine, "engine_id"_a, py::kw_only(), "base_us"_a, "per_sequence_us"_a,
              "per_prefill_token_us"_a, "per_kv_token_us"_a, "capacity_tokens"_a, "max_batch_size"_a,
              "model"_a = 0)
         .def("remove_engine", &Scheduler::remove_engine, "engine_id"_a)
-        .def("set_paused", &Scheduler::set_paused, "engine_id"_a, "paused"_a)
+        .def("set_paused", &Scheduler::set_paused, "engine_id"_a, flag("paused"))
         .def("set_slowdown", &Scheduler::set_slowdown, "engine_id"_a, "slowdown"_a)
         .def("set_cost", &set_cost, "engine_id"_a, py::kw_only(), "base_us"_a, "per_sequence_us"_a,
              "per_prefill_token_us"_a, "per_kv_token_us"_a)
         .def("submit", &submit, "call_id"_a, py::kw_only(), "app_id"_a, "app_arrival_us"_a, "now_us"_a,
-             "domain"_a, "latency"_a, "group_id"_a, "depth"_a, "token_ids"_a, "boundaries"_a,
+             "domain"_a, flag("latency"), "group_id"_a, "depth"_a, "token_ids"_a, "boundaries"_a,
              "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0, "tenant"_a = py::none(),
              "start_by_us"_a = py::none(), "per_token_us"_a = 0.0, "public_len"_a = 0,
              "app_ran_us"_a = py::none())
-        .def("set_objective", &set_objective, "call_id"_a, py::kw_only(), "latency"_a, "group_id"_a,
+        .def("set_objective", &set_objective, "call_id"_a, py::kw_only(), flag("latency"), "group_id"_a,
              "depth"_a, "start_by_us"_a = py::none(), "per_token_us"_a = 0.0)
         .def("cancel", &Scheduler::cancel, "call_id"_a)
         .def("set_tenant_weight", &Scheduler::set_tenant_weight, "tenant"_a, "weight"_a)
@@ -184,7 +187,7 @@ void bind_scheduler_class(py::module_& module) {
              "token_ids"_a, "boundaries"_a, "model"_a = 0, "adapter"_a = 0, "public_len"_a = 0)
         .def("forget_context", &Scheduler::forget_context, "engine_id"_a, "context_id"_a, "remaining"_a)
         .def("explain", &Scheduler::explain, "call_id"_a)
-        .def("candidates", &candidates, py::kw_only(), "now_us"_a, "domain"_a, "latency"_a, "token_ids"_a,
+        .def("candidates", &candidates, py::kw_only(), "now_us"_a, "domain"_a, flag("latency"), "token_ids"_a,
              "boundaries"_a, "max_new_tokens"_a, "model"_a = 0, "adapter"_a = 0, "public_len"_a = 0)
         .def("engine_load", &Scheduler::engine_load, "engine_id"_a)
         .def("check_invariants", &Scheduler::check_invariants)

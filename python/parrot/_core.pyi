@@ -1,8 +1,9 @@
 """The native core: KV cache, scheduler, CPU kernels. State machines without clock or I/O, one thread at a
 time each.
 
-Arrays are numpy, C-contiguous, of exactly the dtype given; a wrong dtype, shape or an unknown id raises
-``ValueError`` (or ``KeyError`` for ids) naming argument and values. Ranges are half-open.
+Arrays are numpy, C-contiguous, aligned, of exactly the dtype given; those that are written are writable and
+lie over no other argument. What is wrong raises ``ValueError`` (``KeyError`` for an unknown id, ``TypeError``
+for another type, flags are ``bool`` only) naming argument and values. Ranges are half-open.
 """
 
 from collections.abc import Sequence
