@@ -252,7 +252,8 @@ SCHEDULER = {
         {"engine_id": whole(0, 1), "slowdown": real(1e-4, 1e4, 0.0, 1e-5)},
     ),
     "Scheduler.set_cost": scheduler_entry(
-        "set_cost", {"engine_id": 0, **COSTS}, {"engine_id": whole(0, 1), **dict.fromkeys(COSTS, real(0, 1e9))}
+        "set_cost", {"engine_id": 0, **COSTS},
+        {"engine_id": whole(0, 1), **dict.fromkeys(COSTS, real(0, 1e9))},
     ),
     "Scheduler.submit": scheduler_entry(
         "submit", {"call_id": 5, "app_ran_us": 0, **CALL, **OBJECTIVE},
