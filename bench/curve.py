@@ -56,17 +56,12 @@ def _curve(what: Setting, quick: bool) -> dict[str, Any]:
 
 def step_ms(cost: CostModel, batch: float, kv_tokens: float) -> float:
     """Milliseconds of a decode step, as the cost model has it."""
-    return (cost.base_us + cost.per_sequence_us * batch + cost.per_kv_token_us * kv_tokens) / 1e3
+    return cost.step_us(batch, 0, kv_tokens) / 1e3
 
 
 def capacity_tokens(cost: CostModel, target_ms: float, length: int) -> int:
     """Most KV tokens, in sequences of ``length``, at which a step takes no longer than the target."""
-    per_sequence_ms = step_ms(cost, 1, length) - cost.base_us / 1e3
-    room_ms = target_ms - cost.base_us / 1e3
-    if room_ms <= 0:
-        return 0
-    batch = int(room_ms / per_sequence_ms) if per_sequence_ms > 0 else cost.capacity_tokens
-    return min(batch * length, cost.capacity_tokens)
+    return cost.tokens_within(target_ms * 1e3, length)
 
 
 def _print(model: str, points: list[dict[str, Any]], capacities: dict[str, int]) -> None:

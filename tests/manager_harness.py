@@ -39,7 +39,7 @@ def zero_stats() -> wire.EngineStats:
 
 class ScriptedEngine:
     """Answers each Generate with ``reply(text of the context)``. While ``held``, it answers no dispatch, and
-    while ``is_mute`` no ping. Its heartbeats say ``stats``, ``sequence`` and ``num_missing``."""
+    while ``is_mute`` no ping. Its heartbeats say ``stats``, ``sequence``, ``num_missing`` and ``cost``."""
 
     def __init__(self, address: str, tokenizer: Tokenizer, reply: Reply, name: str = "engine-0") -> None:
         self.name, self.reply = name, reply
@@ -51,6 +51,7 @@ class ScriptedEngine:
         self.pings: list[wire.Ping] = []
         self.is_mute = False
         self.stats: wire.EngineStats | None = None
+        self.cost: wire.StepCost | None = None
         self.sequence = self.num_missing = 0
         self.num_tokens = 4096
         self.max_model_len = 1024
@@ -108,7 +109,7 @@ class ScriptedEngine:
 
     async def beat(self) -> None:
         stats = self.stats or zero_stats()
-        await self.send_message(wire.Heartbeat(self.epoch, stats, self.sequence, self.num_missing))
+        await self.send_message(wire.Heartbeat(self.epoch, stats, self.sequence, self.num_missing, self.cost))
 
     async def _serve(self) -> None:
         while True:

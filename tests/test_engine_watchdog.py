@@ -41,11 +41,14 @@ def test_a_loop_that_turns_and_computes_nothing_is_told_once_and_so_is_its_end(
 
 def test_busy_time_is_compared_with_what_the_cost_model_expects(tiny_model: Path) -> None:
     from parrot.engine.cost_model import calibrate
+    from parrot.engine.live_cost import LiveCost
 
     harness = Harness(*load(tiny_model))
     cost = calibrate(harness.runner, max_batch_size=16, max_batch_tokens=64, budget_s=0.2)
     harness.engine._cost_model = cost
+    harness.engine._live_cost = live = LiveCost(cost)
     harness.generate(list(range(3, 100)), max_tokens=30)
     stats = harness.engine.stats()
     assert stats.calls_ended == 1
     assert 0.1 < stats.busy_us / stats.expected_us < 100
+    assert live._num_steps == stats.num_steps

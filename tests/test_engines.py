@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
@@ -32,6 +33,7 @@ class Recorder:
     replies: list[wire.Reply] = field(default_factory=list)
     paused: list[tuple[str, bool]] = field(default_factory=list)
     slowed: list[tuple[str, float]] = field(default_factory=list)
+    repriced: list[wire.CostModel] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     num_heartbeats: int = 0
 
@@ -52,6 +54,9 @@ class Recorder:
 
     def engine_slowed(self, engine: Engine, slowdown: float) -> None:
         self.slowed.append((engine.name, slowdown))
+
+    def engine_repriced(self, engine: Engine) -> None:
+        self.repriced.append(engine.cost)
 
     def frames_lost(self, engine: Engine) -> None:
         self.broken.append(engine.name)
@@ -214,6 +219,29 @@ def test_replies_to_calls_of_an_earlier_manager_are_dropped() -> None:
         await engine.send(wire.StepReplies("e1", (done,), stats(now_us()), greeting.manager_id))
         await until(lambda: bool(events.replies))
         assert events.replies == [done]
+
+    with_registry(scenario)
+
+
+def test_what_steps_have_come_to_take_is_told_once_and_shown() -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        engine = peer()
+        await engine.send(register("e1"))
+        await until(lambda: len(events.joined) == 1)
+        fresh = wire.StepCost(10_000.0, 100.0, 10.0, 1.0)
+        for cost in (None, fresh, fresh, wire.StepCost(1.0, 1.0, 1.0, 0.1), fresh):
+            await engine.send(wire.Heartbeat("e1", stats(now_us()), cost=cost))
+        await until(lambda: len(events.repriced) == 3)
+        joined = register("e1").cost_model
+        assert events.repriced[1] == joined
+        assert events.repriced[2] == wire.CostModel(10_000.0, 100.0, 10.0, 1.0, 4096, 256)
+        (view,) = registry.views()
+        assert view.cost_model == msgspec.structs.asdict(events.repriced[2])
+        assert view.num_cost_changes == 3
+        assert view.capacity_tokens_at == {"20 ms": 4096, "40 ms": 4096, "80 ms": 4096}
+        await engine.send(wire.Heartbeat("e1", stats(now_us()), cost=wire.StepCost(18_000.0, 0.0, 10.0, 1.0)))
+        await until(lambda: len(events.repriced) == 4)
+        assert registry.views()[0].capacity_tokens_at["20 ms"] == 1024
 
     with_registry(scenario)
 

@@ -121,7 +121,12 @@ def test_hostile_statistics_are_dropped(tiny_model: Path, value: int) -> None:
             stats = msgspec.structs.replace(zero_stats(), **{field: value})
             await engine.send_message(wire.Heartbeat(engine.epoch, stats))
         await engine.send_message(wire.Heartbeat(engine.epoch, zero_stats(), sequence=value))
-        num_fields = len(wire.EngineStats.__struct_fields__) + 1
+        for field in wire.StepCost.__struct_fields__:
+            cost = msgspec.structs.replace(
+                wire.StepCost(1, 1, 1, 1), **{field: -1.0 if value < 0 else float("nan")}
+            )
+            await engine.send_message(wire.Heartbeat(engine.epoch, zero_stats(), cost=cost))
+        num_fields = len(wire.EngineStats.__struct_fields__) + 1 + len(wire.StepCost.__struct_fields__)
         await until(lambda: manager.registry.num_dropped_frames == num_fields)
         await still_pings(engine)
         assert not manager.registry.background.failures

@@ -88,6 +88,9 @@ class Owner:
     def engine_slowed(self, engine: Engine, slowdown: float) -> None:
         pass
 
+    def engine_repriced(self, engine: Engine) -> None:
+        pass
+
     def heartbeat(self) -> None:
         pass
 

@@ -142,6 +142,18 @@ def next_beat(router: zmq.Socket[bytes]) -> wire.Heartbeat:
     return message
 
 
+def test_heartbeats_say_what_steps_have_come_to_take(router: zmq.Socket[bytes]) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    identity, _ = receive(router)
+    ping(router, identity)
+    assert next_beat(router).cost is None
+    link.publish(STATS, wire.StepCost(1.0, 2.0, 3.0, 4.0))
+    while (cost := next_beat(router).cost) is None:
+        pass
+    assert cost == wire.StepCost(1.0, 2.0, 3.0, 4.0)
+    link.close("done")
+
+
 def test_frames_of_the_manager_are_counted_from_the_moment_of_joining(router: zmq.Socket[bytes]) -> None:
     link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
     identity, _ = receive(router)

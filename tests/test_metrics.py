@@ -26,6 +26,7 @@ from parrot.manager.families import counter, gauge, histogram, info
 from parrot.manager.metrics import MAX_ENGINES, OTHER_ENGINES, Metrics
 from parrot.manager.scrape import SAMPLES_AT_A_TIME, scraping
 from parrot.manager.slices import run_whole
+from parrot.wire import StepCost
 
 Page = dict[tuple[str, frozenset[tuple[str, str]]], float]
 OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -101,6 +102,8 @@ def test_the_page_counts_what_has_happened(tiny_model: Path) -> None:
             assert value(page, "engines", state="ready") == 1
             assert value(page, "engine_free_blocks", engine="engine-0") == 7
             assert value(page, "engine_held_blocks", engine="engine-0") == 3
+            assert value(page, "engine_cost_us", engine="engine-0", part="base") == 1000
+            assert value(page, "engine_cost_us", engine="engine-0", part="per_kv_token") == 0.01
             assert value(page, "engine_decode_tokens_total", engine="engine-0") == 99
             assert value(page, "engine_pool_breaches_total", engine="engine-0") == 1
             assert value(page, "ready") == 1
@@ -122,9 +125,14 @@ async def cancel_one(manager: Manager) -> None:
 def test_many_engines_share_a_series_so_that_the_page_stays_small() -> None:
     def engine(number: int) -> Any:
         stats = msgspec.structs.replace(zero_stats(), num_running=2)
-        slowdown = SimpleNamespace(factor=1.0)
         return SimpleNamespace(
-            name=f"e{number}", state="ready", alive=True, stats=stats, num_dispatched=2, slowdown=slowdown
+            name=f"e{number}",
+            state="ready",
+            alive=True,
+            stats=stats,
+            num_dispatched=2,
+            slowdown=SimpleNamespace(factor=1.0),
+            cost=StepCost(1, 2, 3, 4),
         )
 
     fleet: Any = SimpleNamespace(engines=[engine(number) for number in range(1000)])

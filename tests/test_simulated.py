@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parrot import wire
+from parrot.engine.live_cost import HELD_OUT, LiveCost
 from parrot.engine.simulated import SimulatedEngine, SimulatedRunner, Stretch
 from parrot.simulation.engine import EngineActor, EngineSpec
 from parrot.simulation.loop import SimulatedLoop, run_simulated
@@ -90,6 +91,40 @@ def test_without_a_prefix_cache_nothing_is_found() -> None:
         fills = [reply for _, reply in timeline if isinstance(reply, wire.FillDone)]
         cached[cache] = fills[-1].cached_tokens
     assert cached == {True: 199, False: 0}
+
+
+def test_a_simulated_engine_that_is_slower_than_it_said_learns_what_its_steps_take() -> None:
+    true, now = CostModel(12_000, 30, 60, 3, 64_000, 4_000), [0]
+    engine = SimulatedEngine(
+        SimulatedRunner(true, words_tokenizer(), max_positions=4096),
+        words_tokenizer(),
+        made_up_text(),
+        max_batch_size=16,
+        max_batch_tokens=256,
+        clock=lambda: now[0],
+        wait_until=lambda end_us: now.__setitem__(0, end_us),
+    )
+    engine._cost_model, engine._live_cost = COST, LiveCost(COST)
+    for number in range(1, 120):
+        engine.submit(dispatch(number, range(100, 100 + 3 * number), max_tokens=number % 40 + 1))
+        for _ in range(number % 7):
+            engine.step()
+    while engine.has_work:
+        engine.step()
+    assert engine.counters.num_steps > 3 * HELD_OUT
+    learned = engine.changed_cost
+    assert learned is not None
+    for batch, prefill, kv_tokens in ((1, 0, 100), (8, 0, 3000), (2, 200, 400)):
+        truth = true.step_us(batch, prefill, kv_tokens)
+        assert learned.step_us(batch, prefill, kv_tokens) == pytest.approx(truth, rel=0.1)
+    assert engine._early._cost == engine._cost_model
+    # What is expected of steps is what was learned.
+    busy_us, expected_us = engine.counters.busy_us, engine.counters.expected_us
+    engine.submit(dispatch(500, range(50, 90), max_tokens=30))
+    while engine.has_work:
+        engine.step()
+    took = engine.counters.busy_us - busy_us
+    assert took == pytest.approx(engine.counters.expected_us - expected_us, rel=0.15)
 
 
 def test_equal_prompts_give_equal_texts_and_others_do_not() -> None:

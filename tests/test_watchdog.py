@@ -275,6 +275,41 @@ def test_an_engine_that_is_faster_than_it_said_changes_nothing() -> None:
     assert meter.factor == 1.0
 
 
+def test_an_engine_that_was_repriced_is_as_it_says_and_idle_is_held_to_be_as_at_its_start() -> None:
+    meter = Slowdown()
+    stats = msgspec.structs.replace(zero_stats(), num_steps=1, busy_us=900_000, expected_us=100_000)
+    assert meter.observe(stats) is not None
+    assert meter.factor > 2
+    meter.repriced(0.1, stats)  # ten times what it was
+    assert meter.factor == 1.0
+    told = [meter.observe(stats) for _ in range(100)]
+    assert 0.1 <= meter.factor < 0.12
+    news = [factor for factor in told if factor is not None]
+    assert news == sorted(news, reverse=True)
+    assert 0.1 <= news[-1] < 0.13
+    for step in range(2, 12):  # it computes again, and as it said
+        stats = msgspec.structs.replace(
+            stats, num_steps=step, busy_us=stats.busy_us + 60_000, expected_us=stats.expected_us + 60_000
+        )
+        told.append(meter.observe(stats))
+    assert meter.factor > 0.99
+    assert [factor for factor in told if factor is not None][-1] == 1.0
+
+
+def test_new_calls_go_by_what_steps_have_come_to_take(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        slow = await manager.add_engine(held=True)
+        fast = await manager.add_engine(name="engine-1", held=True)
+        slow.cost = wire.StepCost(40_000.0, 400.0, 400.0, 0.4)
+        await until(lambda: manager.registry.views()[0].num_cost_changes == 1)
+        for _ in range(4):
+            manager.submit(CALL)
+        await until(lambda: len(fast.dispatches) + len(slow.dispatches) == 4)
+        assert len(fast.dispatches) == 4
+
+    run(tiny_model, scenario)
+
+
 def test_new_calls_avoid_an_engine_whose_steps_have_become_slow(tiny_model: Path) -> None:
     async def scenario(manager: Manager) -> None:
         slow = await manager.add_engine(held=True)

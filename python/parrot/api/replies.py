@@ -127,7 +127,11 @@ class EngineView(Body):
     model: str
     device: str
     dtype: str
-    cost_model: dict[str, float]
+    cost_model: dict[str, float]  # of now: the engine keeps it fresh from its steps
+    num_cost_changes: int  # since it was measured at the engine's start
+    capacity_tokens_at: dict[
+        str, int
+    ]  # by ms per output token: KV tokens, in sequences of 1024, that allow it
     stats: dict[str, int]
     num_dispatched: int  # calls sent to it that have not ended
     slowdown: float  # how many times what the cost model says its steps take

@@ -77,13 +77,18 @@ def expected_us(cost: CostModel, work: Sequence[Work]) -> float:
     )
 
 
-def fit(features: F64, times_us: F64) -> F64:
-    """Non-negative least squares of the relative error: float64 [k] for features [n, k], times [n].
+def fit(features: F64, times_us: F64, weights: F64 | None = None) -> F64:
+    """Non-negative least squares of the relative error: float64 [k] for features [n, k], times [n] and what
+    each row's error is multiplied with [n].
 
-    Tries every set of coefficients that may be above zero, which is exact and for four of them quick.
+    Tries every set of coefficients that may be above zero, which is exact and for four of them quick: the
+    rows are first brought down to k + 1 that give the same errors.
     """
-    scaled = features / times_us[:, None]
-    target = np.ones(len(times_us))
+    rows = np.column_stack([features / times_us[:, None], np.ones(len(times_us))])
+    if weights is not None:
+        rows *= weights[:, None]
+    reduced = np.linalg.qr(rows).R
+    scaled, target = reduced[:, :-1], reduced[:, -1]
     best, best_error = np.zeros(features.shape[1]), float("inf")
     for columns in _subsets(features.shape[1]):
         solution = np.zeros(features.shape[1])

@@ -40,8 +40,10 @@ class EarlyFills:
         self._tree = tree
         self._cached = cached
         self._max_batch_tokens = max_batch_tokens
-        self._cost = cost_model
-        self._per_token_us = 1e-3 if cost_model is None else max(cost_model.per_prefill_token_us, 1e-3)
+        self._cost: CostModel | None = None
+        self._per_token_us = 1e-3
+        if cost_model is not None:
+            self.set_cost(cost_model)
         self._credit_us = 0.0  # that calls have given up and no piece has used
         self._calls: list[EngineCall] = []
         self._held: list[EngineCall] = []  # by the present step
@@ -55,6 +57,11 @@ class EarlyFills:
 
     def __iter__(self) -> Iterator[EngineCall]:
         return iter(self._calls)
+
+    def set_cost(self, cost: CostModel) -> None:
+        """Steps are from now on known to take so long."""
+        self._cost = cost
+        self._per_token_us = max(cost.per_prefill_token_us, 1e-3)
 
     def add(self, call: EngineCall) -> None:
         """One more. Raises :class:`EngineError` if they would be more than their part of the pool."""

@@ -27,6 +27,7 @@ from ..wire import (
     FinishReason,
     Ids,
     Reply,
+    StepCost,
     max_cached_contexts,
 )
 from .admission import WaitingQueue, check_fits, num_blocks_for, too_long
@@ -37,6 +38,7 @@ from .compiling import CompileQueue
 from .cost_model import expected_us
 from .early_fill import EarlyFills
 from .grammar import Grammars
+from .live_cost import LiveCost
 from .next_ids import NextIds
 from .pool_guard import PoolGuard
 from .runner import Reservation, Runner, Work, choose_work, reserve
@@ -58,6 +60,7 @@ class Engine:
         max_batch_tokens: int,
         clock: Callable[[], int] = now_us,
         cost_model: CostModel | None = None,
+        live_cost: LiveCost | None = None,
     ) -> None:
         self.counters = Counters()
         self.tree = ContextTree(runner.num_blocks, BLOCK_SIZE)
@@ -68,6 +71,7 @@ class Engine:
         self._max_batch_tokens = max_batch_tokens
         self._clock = clock  # microseconds
         self._cost_model = cost_model  # what steps are compared with
+        self._live_cost = live_cost  # which keeps it fresh
         self._pool_guard = PoolGuard(clock)
         grammars = Grammars(tokenizer, runner.vocab_size)
         self._compiling = CompileQueue(grammars)
@@ -141,6 +145,11 @@ class Engine:
         """Counters and load now."""
         return collect(self.counters, self.tree, len(self._running), len(self._waiting), self._clock())
 
+    @property
+    def changed_cost(self) -> StepCost | None:
+        """What steps have come to take, if that is something else than at the start."""
+        return None if self._live_cost is None else self._live_cost.changed
+
     def describe_calls(self, limit: int) -> str:
         """The first calls that are here, for a log."""
         return f"{len(self._live)} calls: " + ", ".join([*map(str, self._live.values())][:limit])
@@ -167,7 +176,11 @@ class Engine:
             self._early.let_go()
             self._check_pool()
             self.counters.num_steps += 1
-            self.counters.busy_us += self._clock() - started_us
+            took_us = self._clock() - started_us
+            self.counters.busy_us += took_us
+            if self._live_cost is not None and self._live_cost.ended(took_us):
+                self._cost_model = self._live_cost.cost
+                self._early.set_cost(self._live_cost.cost)
         if self._report_is_due:
             self._report_is_due = False
             self._replies.append(self._cached.snapshot())
@@ -230,6 +243,8 @@ class Engine:
         self.counters.shared_decodes = self._runner.num_shared_decodes
         if self._cost_model is not None:
             self.counters.expected_us += expected_us(self._cost_model, work)
+        if self._live_cost is not None:
+            self._live_cost.computed(work, self.tree.num_distinct_tokens(reservation.context_ids))
         for w, output in zip(work, outputs, strict=True):
             self._count(w)
             w.call.num_computed += w.count

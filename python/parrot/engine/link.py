@@ -97,6 +97,7 @@ class Link:
         self._config = config
         self._register = register
         self._stats = stats
+        self._cost: wire.StepCost | None = None
         self._manager_id: str | None = None
         self._sequence = 0  # of the last StepReplies that were sent
         self._num_received = 0  # frames since the manager's id was heard, pings excluded
@@ -116,9 +117,10 @@ class Link:
         """Register and begin to listen."""
         self._thread.start()
 
-    def publish(self, stats: wire.EngineStats) -> None:
-        """The statistics that heartbeats carry from now on."""
+    def publish(self, stats: wire.EngineStats, cost: wire.StepCost | None = None) -> None:
+        """The statistics that heartbeats carry from now on, and what steps have come to take."""
         self._stats = stats
+        self._cost = cost
 
     def begin_turn(self, *, waits: bool = False) -> None:
         """The loop begins another turn, or, with ``waits``, waits for work; called by the loop alone."""
@@ -281,7 +283,7 @@ class Link:
             turn_us=0 if since is None else 1 + int((time.monotonic() - since) * 1e6),
         )
         with self._lock:
-            beat = wire.Heartbeat(self._register.epoch, stats, self._sequence, self._num_missing)
+            beat = wire.Heartbeat(self._register.epoch, stats, self._sequence, self._num_missing, self._cost)
             self._dealer.send(wire.encode(beat), _NOW)
 
     def _watch_manager(self) -> None:

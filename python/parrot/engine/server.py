@@ -126,6 +126,7 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
     from .backends import choose_dtype
     from .cost_model import calibrate
     from .engine import Engine
+    from .live_cost import LiveCost
     from .memory import choose_num_blocks
     from .model import DecoderModel
     from .runner import ModelRunner
@@ -157,6 +158,7 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
         max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens,
         cost_model=cost_model,
+        live_cost=LiveCost(cost_model),
     )
     log.info(
         "engine %s: %s in %s on %s, %d threads, %d blocks of %d tokens, step = %.0f us + %.1f us per sequence"
@@ -213,7 +215,7 @@ def _serve(engine: Engine, link: Link, epoch: str, stall_after_s: float) -> Stop
         replies = engine.step() if engine.has_work else []
         engine.counters.dropped_messages = link.num_dropped
         stats = engine.stats()
-        link.publish(stats)
+        link.publish(stats, engine.changed_cost)
         watchdog.stepped(engine, stats)
         if replies:
             sequence += 1

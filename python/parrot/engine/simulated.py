@@ -56,9 +56,7 @@ class SimulatedRunner:
 
     def step_us(self, batch: int, prefill_tokens: int, kv_tokens: int) -> float:
         """What a step takes (:class:`~parrot.wire.CostModel`)."""
-        cost = self.cost
-        fixed = cost.base_us + cost.per_sequence_us * batch
-        return fixed + cost.per_prefill_token_us * prefill_tokens + cost.per_kv_token_us * kv_tokens
+        return self.cost.step_us(batch, prefill_tokens, kv_tokens)
 
     def forward(
         self,

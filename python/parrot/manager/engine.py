@@ -13,6 +13,10 @@ from .clock import ClockOffset, now_s
 from .frames import FrameOrder
 from .health import Progress, Slowdown
 
+_TYPICAL = (16, 0, 16 * 512)  # batch, prefill and KV tokens of a step by which paces are compared
+_TARGETS_MS = (20, 40, 80)
+_LENGTH = 1024  # tokens of each sequence beside which a target is kept
+
 EngineState = Literal["ready", "silent", "draining", "stalled", "lost"]
 
 
@@ -28,12 +32,17 @@ class Engine:
     clock: ClockOffset = field(default_factory=ClockOffset)
     frames: FrameOrder = field(default_factory=FrameOrder)
     stats: wire.EngineStats | None = None
+    cost: wire.CostModel = field(init=False)  # of now
+    num_cost_changes: int = 0
     slowdown: Slowdown = field(default_factory=Slowdown)
     progress: Progress = field(default_factory=lambda: Progress(now_s()))
     state: EngineState = "ready"
     num_dispatched: int = 0  # calls sent to it that have not ended
     num_sent: int = 0  # frames, pings excluded
     num_missing: int = 0  # of those, as far as the engine has said
+
+    def __post_init__(self) -> None:
+        self.cost = self.registration.cost_model
 
     @property
     def name(self) -> str:
@@ -44,6 +53,17 @@ class Engine:
     def alive(self) -> bool:
         """Its calls may still be answered."""
         return self.state in ("ready", "silent", "draining")
+
+    def reprice(self, cost: wire.StepCost) -> bool:
+        """Its steps have come to take this; whether that is news."""
+        fresh = msgspec.structs.replace(self.registration.cost_model, **msgspec.structs.asdict(cost))
+        if fresh == self.cost:
+            return False
+        self.cost = fresh
+        self.num_cost_changes += 1
+        at_start_us, now_us = (model.step_us(*_TYPICAL) for model in (self.registration.cost_model, fresh))
+        self.slowdown.repriced(min(1.0, at_start_us / now_us) if now_us > 0 else 1.0, self.stats)
+        return True
 
     def view(self) -> EngineView:
         """This engine as the API shows it."""
@@ -56,7 +76,12 @@ class Engine:
             model=info.model.name,
             device=info.model.device,
             dtype=info.model.dtype,
-            cost_model=msgspec.structs.asdict(info.cost_model),
+            cost_model=msgspec.structs.asdict(self.cost),
+            num_cost_changes=self.num_cost_changes,
+            capacity_tokens_at={
+                f"{target_ms} ms": self.cost.tokens_within(target_ms * 1e3, _LENGTH)
+                for target_ms in _TARGETS_MS
+            },
             stats=msgspec.structs.asdict(self.stats) if self.stats is not None else {},
             num_dispatched=self.num_dispatched,
             slowdown=round(self.slowdown.factor, 2),
@@ -83,6 +108,9 @@ class EngineEvents(Protocol):
 
     def engine_slowed(self, engine: Engine, slowdown: float) -> None:
         """Its steps take so many times what its cost model says."""
+
+    def engine_repriced(self, engine: Engine) -> None:
+        """Its steps have come to take what ``engine.cost`` says."""
 
     def frames_lost(self, engine: Engine) -> None:
         """Calls never reached it, or replies never came: what it has now is to run again."""

@@ -207,6 +207,9 @@ class EngineRegistry:
             self._events.engine_slowed(engine, slowdown)
 
     def _heartbeat(self, engine: Engine, message: wire.Heartbeat) -> None:
+        if message.cost is not None and engine.reprice(message.cost) and self._events is not None:
+            log.info("steps of engine %s have come to take %s", engine.name, message.cost)
+            self._events.engine_repriced(engine)
         was_complete = engine.frames.is_complete
         engine.frames.announced(message.sequence)
         has_missed = message.num_missing > engine.num_missing

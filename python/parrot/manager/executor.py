@@ -239,7 +239,7 @@ class Executor:
 
     def _set_pace(self) -> None:
         self._objectives.pace = Pace.of(
-            [engine.registration.cost_model for engine in self._registry.alive],
+            [engine.cost for engine in self._registry.alive],
             kv_tokens=self.config.scheduler.latency_capacity_tokens,
         )
 
@@ -307,6 +307,11 @@ class Executor:
     def engine_slowed(self, engine: Engine, slowdown: float) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         self.scheduler.set_slowdown(engine, slowdown)
+
+    def engine_repriced(self, engine: Engine) -> None:
+        """See :class:`~parrot.manager.engines.EngineEvents`."""
+        self.scheduler.set_cost(engine)
+        self._set_pace()
 
     def frames_lost(self, engine: Engine) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""

@@ -15,10 +15,12 @@ _RECOVERY = 0.9  # what an idle engine keeps, per heartbeat, of what it was too 
 
 class Slowdown:
     """How many times what its cost model says an engine's steps take: ``factor``. It is 1 at least: what is
-    expected counts a shared prefix once per call, and so errs on the long side."""
+    expected counts a shared prefix once per call, and so errs on the long side. An engine that makes no steps
+    is by and by held to be as quick again as it was at its start, so that it is tried again some time."""
 
     def __init__(self) -> None:
         self.factor = 1.0
+        self._at_rest = 1.0
         self._told = 1.0
         self._busy_us = 0
         self._expected_us = 0
@@ -27,7 +29,7 @@ class Slowdown:
     def observe(self, stats: wire.EngineStats) -> float | None:
         """The slowdown if it is worth telling by now."""
         if stats.num_steps == self._num_steps:
-            self.factor = 1 + (self.factor - 1) * _RECOVERY  # it is to be tried again some time
+            self.factor = self._at_rest + (self.factor - self._at_rest) * _RECOVERY
         self._num_steps = stats.num_steps
         busy_us, expected_us = stats.busy_us - self._busy_us, stats.expected_us - self._expected_us
         if expected_us >= _WINDOW_US:
@@ -36,8 +38,15 @@ class Slowdown:
             self._busy_us, self._expected_us = stats.busy_us, stats.expected_us
         return self._news()
 
+    def repriced(self, at_rest: float, stats: wire.EngineStats | None) -> None:
+        """The cost model is another one, by which steps took ``at_rest`` times as long at the start."""
+        self.factor = self._told = 1.0
+        self._at_rest = at_rest
+        if stats is not None:
+            self._busy_us, self._expected_us = stats.busy_us, stats.expected_us
+
     def _news(self) -> float | None:
-        is_back = self.factor < 1.05 < self._told
+        is_back = abs(self.factor - 1) < 0.05 < abs(self._told - 1)
         change = max(self.factor / self._told, self._told / self.factor)
         if not is_back and change < _WORTH_TELLING:
             return None

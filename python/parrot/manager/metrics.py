@@ -11,6 +11,7 @@ import resource
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
+from msgspec.structs import asdict
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -133,6 +134,7 @@ class Metrics(Collector):
         slowdowns: list[Row] = [((engine.name,), engine.slowdown.factor) for engine in named]
         yield gauge("engines", "Engines by state.", keyed(states), "state")
         yield gauge("engine_slowdown", "Step time over that of the cost model.", slowdowns, "engine")
+        yield gauge("engine_cost_us", "Parts of the cost model of now.", _costs(named), "engine", "part")
         yield gauge(
             "engine_dispatched",
             "Calls sent and not ended.",
@@ -143,6 +145,15 @@ class Metrics(Collector):
             yield gauge(f"engine_{name}", text, _each(alive, _of_stats(read)), "engine")
         for name, text, read in _COUNTERS:
             yield counter(f"engine_{name}", text, _each(alive, _of_stats(read)), "engine")
+
+
+def _costs(engines: Sequence[Engine]) -> list[Row]:
+    return [
+        ((engine.name, name.removesuffix("_us")), value)
+        for engine in engines
+        for name, value in asdict(engine.cost).items()
+        if name.endswith("_us")
+    ]
 
 
 class LoopLag:

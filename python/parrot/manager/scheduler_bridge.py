@@ -65,6 +65,17 @@ class SchedulerBridge:
         """The engine's steps take so many times what its cost model says."""
         self._scheduler.set_slowdown(engine.engine_id, slowdown)
 
+    def set_cost(self, engine: Engine) -> None:
+        """The engine's steps have come to take what its cost model of now says."""
+        cost = engine.cost
+        self._scheduler.set_cost(
+            engine.engine_id,
+            base_us=cost.base_us,
+            per_sequence_us=cost.per_sequence_us,
+            per_prefill_token_us=cost.per_prefill_token_us,
+            per_kv_token_us=cost.per_kv_token_us,
+        )
+
     def submit(self, run: Run, num_steps: int) -> None:
         """Queue a run of the next ``num_steps`` steps of its call; raises :class:`Overloaded`."""
         call = run.call

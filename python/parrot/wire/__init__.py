@@ -44,6 +44,7 @@ from .from_engine import (
     ModelInfo,
     Register,
     Reply,
+    StepCost,
     StepReplies,
     Timing,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "ReportContexts",
     "Sampling",
     "Shutdown",
+    "StepCost",
     "StepReplies",
     "Timing",
     "ToEngine",

@@ -20,17 +20,37 @@ _Call = Annotated[CallId, msgspec.Meta(ge=0, le=2**53)]
 _Context = Annotated[ContextId, msgspec.Meta(ge=0, le=2**53)]
 
 
-class CostModel(msgspec.Struct, frozen=True):
+class StepCost(msgspec.Struct, frozen=True):
     """step_us = base_us + per_sequence_us * batch + per_prefill_token_us * prefill tokens
-    + per_kv_token_us * KV tokens loaded (a shared prefix counted once). ``capacity_tokens`` is what the KV
-    cache holds. Measured by the engine at start, read by the scheduler."""
+    + per_kv_token_us * KV tokens loaded (a shared prefix counted once)."""
 
     base_us: _Cost
     per_sequence_us: _Cost
     per_prefill_token_us: _Cost
     per_kv_token_us: _Cost
+
+    def step_us(self, batch: float, prefill_tokens: float, kv_tokens: float) -> float:
+        """What a step takes."""
+        fixed_us = self.base_us + self.per_sequence_us * batch
+        return fixed_us + self.per_prefill_token_us * prefill_tokens + self.per_kv_token_us * kv_tokens
+
+
+class CostModel(StepCost, frozen=True):
+    """What steps take, measured by the engine at its start, and ``capacity_tokens``, what its KV cache holds;
+    read by the scheduler."""
+
     capacity_tokens: _Capacity
     num_blocks: _Size
+
+    def tokens_within(self, target_us: float, length: int) -> int:
+        """Most KV tokens, in sequences of ``length`` that share nothing, beside which a decode step takes no
+        longer than ``target_us``."""
+        per_sequence_us = self.per_sequence_us + self.per_kv_token_us * length
+        room_us = target_us - self.base_us
+        if room_us <= 0:
+            return 0
+        batch = int(room_us / per_sequence_us) if per_sequence_us > 0 else self.capacity_tokens
+        return min(batch * length, self.capacity_tokens)
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -67,7 +87,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     early_fills: _Count  # prefixes that were computed ahead of their calls to the end
     early_fill_tokens: _Count  # of prefill_tokens, those computed for early fills
     shared_decodes: _Count  # of decode_tokens, those whose attention read a prefix once for several calls
-    expected_us: _Count = 0  # what the cost model that it registered says of the steps in busy_us
+    expected_us: _Count = 0  # what the cost model, as of each step, says of the steps in busy_us
     calls_ended: _Count = 0
     turn_us: _Count = 0  # how long the loop's present turn has lasted; 0: it waits for work
     pool_breaches: _Count = 0  # how often the KV cache broke its invariant and was made anew
@@ -89,12 +109,14 @@ class Register(msgspec.Struct, frozen=True, tag=True):
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Sent every heartbeat, also while a long step runs. ``sequence``: of the last StepReplies before it.
-    ``num_missing``: frames of the manager, since the engine joined it, that never came."""
+    ``num_missing``: frames of the manager, since the engine joined it, that never came. ``cost``: what steps
+    have come to take, from when that is something else than what it registered."""
 
     epoch: _Name
     stats: EngineStats
     sequence: _Count = 0
     num_missing: _Count = 0
+    cost: StepCost | None = None
 
 
 class FillDone(msgspec.Struct, frozen=True, tag=True):
