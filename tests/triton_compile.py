@@ -16,8 +16,8 @@ from parrot.kernels import paged_prefill, shared_prefix_triton, triton_ops
 HOPPER = GPUTarget("cuda", 90, 32)
 MODEL = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128}
 POINTERS = {
-    "positions": "*i64",
-    "slots": "*i64",
+    "positions": "*i32",
+    "slots": "*i32",
     "cosines": "*fp32",
     "sines": "*fp32",
     "part_output": "*fp32",
@@ -36,7 +36,7 @@ KERNELS: list[tuple[Any, dict[str, object], dict[str, str]]] = [
     (
         paged_prefill._prefill,
         {**MODEL, "PADDED": 128, "ROWS": 64, "TILE": 64, "BLOCK": 16},
-        {"block_tables": "*i64"},
+        {"block_tables": "*i32"},
     ),
     (shared_prefix_triton._attend, {**MODEL, "ROWS": 64, "TILE": 64, "BLOCK": 16}, {"block_tables": "*i32"}),
     (shared_prefix_triton._merge, {"HEADS": 32, "HEAD_DIM": 128}, {}),

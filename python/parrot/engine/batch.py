@@ -18,7 +18,8 @@ class StepBatch:
     """The tokens of one step, of all sequences one after the other (prefill chunks and decodes mixed).
 
     Sequence ``i`` has the rows ``[query_start[i], query_start[i + 1])``; its tokens are the last ones of the
-    ``seq_lens[i]`` tokens that it has after this step. All tensors are on the model's device.
+    ``seq_lens[i]`` tokens that it has after this step. The tensors are best on the host, where steps are
+    planned; a backend takes to its device what it reads there.
     """
 
     token_ids: Tensor  # int64 [T]
@@ -63,8 +64,12 @@ class PagedKV:
         destination is a source."""
         if copies.numel() == 0:
             return
-        source, destination, count = copies.to(device=self.k[0].device, dtype=torch.int64).unbind(1)
-        offsets = torch.arange(BLOCK_SIZE, device=source.device)
-        row, offset = torch.nonzero(offsets < count[:, None], as_tuple=True)
+        # Which slots is found out on the host: it would be a wait for the device.
+        source, destination, count = copies.to(torch.int64).unbind(1)
+        row, offset = torch.nonzero(torch.arange(BLOCK_SIZE) < count[:, None], as_tuple=True)
+        device = self.k[0].device
+        read = (source[row] * BLOCK_SIZE + offset).to(device, non_blocking=True)
+        written = (destination[row] * BLOCK_SIZE + offset).to(device, non_blocking=True)
         for cache in (*self.k, *self.v):
-            cache[destination[row], offset] = cache[source[row], offset]
+            slots = cache.flatten(0, 1)
+            slots[written] = slots[read]

@@ -187,5 +187,6 @@ class ModelRunner:
             logit_rows=self._tensor(np.concatenate([last_rows, np.array(more_rows, dtype=np.int64)])),
         )
 
-    def _tensor(self, array: npt.NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(self.device, non_blocking=True)
+    @staticmethod
+    def _tensor(array: npt.NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64))

@@ -6,19 +6,18 @@ LayerNorm, which one family has, is torch's.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .gpu_buffers import StepBuffers, StepLimits, StepViews
 from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages
-from .paged_prefill import PrefillPlan, paged_prefill, plan_prefill
+from .paged_prefill import paged_prefill
 from .shared_prefix import Implementation, SharedPrefixAttention
 from .torch_ops import TensorStep
 from .triton_ops import rms_norm, rope_append, silu_mul
 
-_FIRST_REQUESTS = 64  # of the buffers of a plan, which grow
-_FIRST_BLOCKS = 512
+_FIRST_LIMITS = StepLimits(rows=512, sequences=64, blocks=512)  # of buffers that were not reserved; they grow
 
 
 class GpuOps:
@@ -40,7 +39,7 @@ class GpuOps:
         self.rotations = angles.cos(), angles.sin()
         self._device = device
         self._implementation = attention
-        self._attention = self._make_attention(_FIRST_REQUESTS, _FIRST_BLOCKS)
+        self._buffers: StepBuffers | None = None
 
     def pack(self, weight: Tensor, *, gated: bool = False) -> Tensor:  # noqa: ARG002
         """The weight as it is; what makes a gated layer is done by :meth:`GpuStep.expand`."""
@@ -50,45 +49,59 @@ class GpuOps:
         """The row as it is."""
         return row
 
+    def reserve(self, limits: StepLimits) -> None:
+        """Make the buffers of steps within ``limits``; they stay where they are for every such step."""
+        self._buffers = self._make_buffers(limits)
+
     def begin(self, batch: Batch, pages: Pages) -> GpuStep:
-        """Plan the attention of decodes and of chunks."""
-        return GpuStep(self, batch, pages)
+        """Plan the attention of decodes and of chunks, and upload all that the step reads."""
+        buffers = self._buffers_for(StepLimits.of(batch))
+        views = buffers.pack(batch, share=self.share_prefixes)
+        if views.num_decodes:
+            self.num_shared_decodes += buffers.attention.num_sharing
+        return GpuStep(self, buffers, views, pages)
 
-    def attention_for(self, num_requests: int, num_blocks: int) -> SharedPrefixAttention:
-        """The kernel with buffers for so many decodes of so many blocks each."""
-        attention = self._attention
-        if num_requests > attention.max_requests or num_blocks > attention.max_blocks:
-            requests = max(attention.max_requests, 1 << (num_requests - 1).bit_length())
-            blocks = max(attention.max_blocks, 1 << (num_blocks - 1).bit_length())
-            attention = self._attention = self._make_attention(requests, blocks)
-        return attention
+    def begin_decodes(self, batch: Batch, pages: Pages, num_rows: int) -> GpuStep:
+        """The same for sequences with one row each, padded to ``num_rows``: what the step launches, and on
+        which addresses, depends on that number alone while the buffers were reserved. Nobody owns the last of
+        the pages: padding writes there. Logits of all rows."""
+        limits = StepLimits.of(batch)
+        buffers = self._buffers_for(StepLimits(num_rows, num_rows, limits.blocks))
+        views = buffers.pack_decodes(batch, num_rows, len(pages.k[0]) - 1, share=self.share_prefixes)
+        self.num_shared_decodes += buffers.attention.num_sharing
+        return GpuStep(self, buffers, views, pages)
 
-    def _make_attention(self, max_requests: int, max_blocks: int) -> SharedPrefixAttention:
-        return SharedPrefixAttention(
-            max_requests=max_requests,
-            max_blocks=max_blocks,
+    def _buffers_for(self, limits: StepLimits) -> StepBuffers:
+        if self._buffers is None:
+            self._buffers = self._make_buffers(_FIRST_LIMITS.grown(limits))
+        elif not self._buffers.limits.hold(limits):
+            self._buffers = self._make_buffers(self._buffers.limits.grown(limits))
+        return self._buffers
+
+    def _make_buffers(self, limits: StepLimits) -> StepBuffers:
+        staging = StepBuffers.stage(limits, self._device)
+        attention = SharedPrefixAttention(
+            max_requests=limits.sequences,
+            max_blocks=limits.blocks,
             num_heads=self.shape.num_heads,
             num_kv_heads=self.shape.num_kv_heads,
             head_dim=self.shape.head_dim,
             device=self._device,
             implementation=self._implementation,
+            staging=staging,
         )
+        return StepBuffers(limits, staging, attention)
 
 
 class GpuStep(TensorStep):
     """``DecoderStep[Tensor, Tensor, Tensor]``."""
 
-    def __init__(self, ops: GpuOps, batch: Batch, pages: Pages) -> None:
-        super().__init__(ops.shape, batch, pages)
+    def __init__(self, ops: GpuOps, buffers: StepBuffers, views: StepViews, pages: Pages) -> None:
+        super().__init__(ops.shape, views, pages)
+        self._views = views
+        self._attention = buffers.attention
         self._rotations = ops.rotations
         self._scale = ops.shape.head_dim**-0.5
-        rows = np.diff(batch.query_start)
-        decodes = np.flatnonzero(rows == 1)
-        self._decodes = _Decodes.plan(ops, batch, decodes) if len(decodes) else None
-        chunks = np.flatnonzero(rows > 1).tolist()
-        self._chunks: PrefillPlan | None = None
-        if chunks:
-            self._chunks = plan_prefill(batch.query_start, batch.seq_lens, chunks, batch.block_tables)
 
     def project_qkv(
         self,
@@ -103,10 +116,10 @@ class GpuStep(TensorStep):
         projected = F.linear(self._norm(x, norm), qkv.weight, qkv.bias)
         return rope_append(
             projected.view(len(x), -1, shape.head_dim),
-            self._batch.positions,
-            self._batch.slots,
+            self._views.positions,
+            self._views.slots,
             self._rotations,
-            None if head_norms is None else torch.stack([head_norms.query, head_norms.key]),
+            None if head_norms is None else (head_norms.query, head_norms.key),
             shape.norm_eps,
             self._pages.k[layer],
             self._pages.v[layer],
@@ -116,11 +129,20 @@ class GpuStep(TensorStep):
         """[T, heads * head_dim]."""
         keys, values = self._pages.k[layer], self._pages.v[layer]
         out = torch.empty_like(query)
-        if self._decodes is not None:
-            self._decodes.attend(query, keys, values, out, self._scale)
-        if self._chunks is not None:
-            paged_prefill(query, keys, values, out, self._chunks, self._scale)
+        if self._views.num_decodes:
+            self._attend_decodes(query, keys, values, out)
+        if self._views.chunks is not None:
+            paged_prefill(query, keys, values, out, self._views.chunks, self._scale)
         return out.flatten(1)
+
+    def _attend_decodes(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+        count, rows = self._views.num_decodes, self._views.decode_rows
+        if rows is None:
+            self._attention(query[:count], keys, values, out[:count], self._scale)
+            return
+        part = torch.empty_like(query[:count])
+        self._attention(query.index_select(0, rows), keys, values, part, self._scale)
+        out.index_copy_(0, rows.long(), part)
 
     def add_linear(self, x: Tensor, y: Tensor, linear: Affine[Tensor, Tensor]) -> Tensor:
         """``x`` itself: the product is added to it as it is written."""
@@ -136,33 +158,3 @@ class GpuStep(TensorStep):
         if self._shape.norm == "rms":
             return rms_norm(x, norm.weight, self._shape.norm_eps)
         return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, self._shape.norm_eps)
-
-
-class _Decodes:
-    """Sequences with one row in the step."""
-
-    def __init__(self, attention: SharedPrefixAttention, rows: Tensor | None) -> None:
-        self._attention = attention
-        self._rows = rows  # None: the first of the step
-
-    @classmethod
-    def plan(cls, ops: GpuOps, batch: Batch, decodes: np.ndarray) -> _Decodes:
-        tables = batch.block_tables.cpu().numpy()[decodes].astype(np.int32)
-        attention = ops.attention_for(*tables.shape)
-        seq_lens = np.asarray(batch.seq_lens, dtype=np.int32)[decodes]
-        attention.plan(tables, seq_lens, share=ops.share_prefixes)
-        ops.num_shared_decodes += attention.num_sharing
-        rows = np.asarray(batch.query_start)[decodes]
-        if np.array_equal(rows, np.arange(len(rows))):
-            return cls(attention, None)
-        return cls(attention, torch.from_numpy(rows).to(batch.token_ids.device))
-
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, scale: float) -> None:
-        """Fill the rows of ``out`` that belong to decodes."""
-        count = self._attention.num_requests
-        if self._rows is None:
-            self._attention(query[:count], keys, values, out[:count], scale)
-            return
-        part = torch.empty_like(query[:count])
-        self._attention(query.index_select(0, self._rows), keys, values, part, scale)
-        out.index_copy_(0, self._rows, part)

@@ -11,35 +11,39 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+import numpy.typing as npt
 import triton
 import triton.language as tl
 from torch import Tensor
 
+I32 = npt.NDArray[np.int32]
 BLOCK_SIZE = 16
 ROWS = 64  # of queries in a tile
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """The tiles of a step's chunks; the same for every layer."""
+    """The tiles of a step's chunks, on the device; the same for every layer."""
 
-    tiles: Tensor  # int32 [num_tiles, 4]: sequence, first row, end of the chunk's rows, position of the first
-    block_tables: Tensor  # int64 [n, max_blocks]
+    tiles: Tensor  # int32 [num_tiles, 4], see prefill_tiles
+    block_tables: Tensor  # int32 [>= n, max_blocks]
 
 
-def plan_prefill(
-    query_start: Sequence[int], seq_lens: Sequence[int], chunks: Sequence[int], block_tables: Tensor
-) -> PrefillPlan:
-    """Plan the sequences ``chunks`` of a step (:class:`~parrot.engine.batch.StepBatch`): the tiles with the
-    most to read first, so that the last to start are short."""
+def prefill_tiles(
+    query_start: Sequence[int], seq_lens: Sequence[int], chunks: Sequence[int], first_table: int
+) -> I32:
+    """int32 [num_tiles, 4]: row of the block tables, first row of the step, end of the chunk's rows, position
+    of the first row. Of the sequences ``chunks`` of a step (:class:`~parrot.engine.batch.StepBatch`), whose
+    tables are the rows from ``first_table`` on; the tiles with the most to read first, so that the last to
+    start are short."""
     tiles = []
-    for i in chunks:
+    for table, i in enumerate(chunks, first_table):
         start, end = query_start[i], query_start[i + 1]
         before = seq_lens[i] - (end - start)
-        tiles += [(i, row, end, before + row - start) for row in range(start, end, ROWS)]
+        tiles += [(table, row, end, before + row - start) for row in range(start, end, ROWS)]
     tiles.sort(key=lambda tile: -tile[3])
-    return PrefillPlan(torch.tensor(tiles, dtype=torch.int32, device=block_tables.device), block_tables)
+    return np.array(tiles, dtype=np.int32).reshape(-1, 4)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

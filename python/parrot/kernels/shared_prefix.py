@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
+from .staging import Staging
 
 I32 = npt.NDArray[np.int32]
 Implementation = Literal["cuda", "triton"]
@@ -22,6 +23,7 @@ _Launch = Callable[[Tensor, Tensor, Tensor, Tensor, float], None]
 BLOCK_SIZE = 16
 MAX_ROWS = 64  # query rows of one entry, as the kernel's tile has
 _ENTRY_FIELDS = 8
+_MAX_PARTS = 8192
 
 
 def shared_prefix_attention_reference(
@@ -75,15 +77,19 @@ class SharedPrefixAttention:
         num_kv_heads: int,
         head_dim: int,
         device: torch.device,
-        max_parts: int = 8192,
+        max_parts: int = _MAX_PARTS,
         implementation: Implementation = "cuda",
+        staging: Staging | None = None,
     ) -> None:
+        """``staging``: one of the caller's that has :meth:`sections` of the same sizes; else its own."""
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.max_requests, self.max_blocks = max_requests, max_blocks
         self._device = device
         self._dtypes = [torch.float16, torch.bfloat16] + [torch.float32] * (implementation == "triton")
         self._planner = _core.AttentionPlanner()
-        self._allocate_plan(max_parts)
+        if staging is None:
+            staging = Staging(self.sections(max_requests, max_blocks, max_parts), device)
+        self._staging = staging
         self._part_output = torch.empty(max_parts, num_heads, head_dim, device=device)
         self._part_max_sum = torch.empty(max_parts, num_heads, 2, device=device)
         self._launch, self.num_workers = self._choose(implementation)
@@ -103,27 +109,17 @@ class SharedPrefixAttention:
         with torch.cuda.device(self._device):
             return self._launch_cuda, _kernels.shared_prefix_attention_grid(self.head_dim)
 
-    def _allocate_plan(self, max_parts: int) -> None:
-        """One host buffer and one device buffer with the same layout, so that a plan is one copy."""
-        sizes = {
+    @staticmethod
+    def sections(max_requests: int, max_blocks: int, max_parts: int = _MAX_PARTS) -> dict[str, int]:
+        """What a plan takes of a :class:`Staging`. The tables are to be its last section: of them only as many
+        rows go up as there are."""
+        return {
             "num_entries": 4,
+            "part_begin": max_requests + 1,
             "entries": max_parts * _ENTRY_FIELDS,
             "members": max_parts * 2,
-            "part_begin": self.max_requests + 4 - self.max_requests % 4,
-            "block_tables": self.max_requests * self.max_blocks,
+            "block_tables": max_requests * max_blocks,
         }
-        total = sum(sizes.values())
-        on_gpu = self._device.type == "cuda"
-        self._host = torch.zeros(total, dtype=torch.int32, pin_memory=on_gpu)
-        self._plan = torch.zeros(total, dtype=torch.int32, device=self._device)
-        self._views: dict[str, I32] = {}
-        self._tensors: dict[str, Tensor] = {}
-        start = 0
-        for name, size in sizes.items():
-            self._views[name] = self._host[start : start + size].numpy()
-            self._tensors[name] = self._plan[start : start + size]
-            start += size
-        self._uploaded = torch.cuda.Event() if on_gpu else None
 
     def plan(
         self,
@@ -136,14 +132,37 @@ class SharedPrefixAttention:
     ) -> None:
         """Plan a step for ``block_tables`` [n, <= max_blocks] and ``seq_lens`` [n] (the new token included)
         and upload it on the current stream."""
+        self._staging.wait()
+        self.write_plan(
+            block_tables,
+            seq_lens,
+            share=share,
+            min_shared_tokens=min_shared_tokens,
+            min_chunk_tokens=min_chunk_tokens,
+        )
+        self._staging.upload("block_tables", len(block_tables) * self.max_blocks)
+
+    def write_plan(
+        self,
+        block_tables: I32,
+        seq_lens: I32,
+        *,
+        num_rows: int | None = None,
+        share: bool = True,
+        min_shared_tokens: int = 64,
+        min_chunk_tokens: int = 128,
+    ) -> None:
+        """The same without waiting for the staging and without the upload, which are left to its owner.
+        ``num_rows`` >= n: rows of the query; those from n on are padding, for which nothing is read and
+        nothing is written."""
         n, blocks = block_tables.shape
-        if n > self.max_requests or blocks > self.max_blocks:
+        num_rows = n if num_rows is None else num_rows
+        if not n <= num_rows <= self.max_requests or blocks > self.max_blocks:
             raise ValueError(
-                f"block_tables is [{n}, {blocks}], the buffers hold [{self.max_requests}, {self.max_blocks}]"
+                f"block_tables is [{n}, {blocks}] in {num_rows} rows, the buffers hold "
+                f"[{self.max_requests}, {self.max_blocks}]"
             )
-        if self._uploaded is not None:
-            self._uploaded.synchronize()
-        views = self._views
+        views = self._staging.host
         self.num_entries, num_members, self.num_parts = self._planner.plan(
             block_tables,
             seq_lens,
@@ -165,10 +184,7 @@ class SharedPrefixAttention:
         views["num_entries"][0] = self.num_entries
         views["part_begin"][n + 1 :] = self.num_parts  # rows past n have no parts
         views["block_tables"].reshape(self.max_requests, self.max_blocks)[:n, :blocks] = block_tables
-        self.num_requests = n
-        self._plan.copy_(self._host, non_blocking=True)
-        if self._uploaded is not None:
-            self._uploaded.record()
+        self.num_requests = num_rows
 
     def __call__(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, output: Tensor, scale: float
@@ -184,7 +200,7 @@ class SharedPrefixAttention:
     def _launch_cuda(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, output: Tensor, scale: float
     ) -> None:
-        plan = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
+        plan = {name: tensor.data_ptr() for name, tensor in self._staging.device.items()}
         self._kernels.shared_prefix_attention(
             query=query.data_ptr(),
             key_cache=key_cache.data_ptr(),
@@ -214,12 +230,13 @@ class SharedPrefixAttention:
     ) -> None:
         from .shared_prefix_triton import PlanTensors, shared_prefix_attention_triton
 
+        tensors = self._staging.device
         plan = PlanTensors(
-            num_entries=self._tensors["num_entries"],
-            entries=self._tensors["entries"],
-            members=self._tensors["members"],
-            part_begin=self._tensors["part_begin"],
-            block_tables=self._tensors["block_tables"].view(self.max_requests, self.max_blocks),
+            num_entries=tensors["num_entries"],
+            entries=tensors["entries"],
+            members=tensors["members"],
+            part_begin=tensors["part_begin"],
+            block_tables=tensors["block_tables"].view(self.max_requests, self.max_blocks),
             part_output=self._part_output,
             part_max_sum=self._part_max_sum,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -29,41 +31,69 @@ class TorchOps:
         return row
 
     def begin(self, batch: Batch, pages: Pages) -> TorchStep:
-        """Plan attention and the rotation of this step's positions."""
+        """Take the step to the device of the pages; plan attention and the rotation of its positions."""
         return TorchStep(self.shape, self.dtype, batch, pages)
+
+
+class StepRows(Protocol):
+    """The rows of a step, integers on the model's device."""
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[T]."""
+
+    @property
+    def positions(self) -> Tensor:
+        """[T], of each token within its sequence."""
+
+    @property
+    def logit_rows(self) -> Tensor | None:
+        """[m], those of which logits are wanted; None: all."""
 
 
 class TensorStep(ABC):
     """What steps over torch tensors have in common; activations are in the model's dtype."""
 
-    def __init__(self, shape: DecoderShape, batch: Batch, pages: Pages) -> None:
+    def __init__(self, shape: DecoderShape, rows: StepRows, pages: Pages) -> None:
         self._shape = shape
-        self._batch = batch
+        self._rows = rows
         self._pages = pages
 
     def embed(self, table: Tensor, positions: Tensor | None) -> Tensor:
         """[T, hidden]."""
-        x = F.embedding(self._batch.token_ids, table)
-        return x if positions is None else x + F.embedding(self._batch.positions, positions)
+        x = F.embedding(self._rows.token_ids, table)
+        return x if positions is None else x + F.embedding(self._rows.positions, positions)
 
     def logits(self, x: Tensor, norm: Norm[Tensor], head: Tensor) -> Tensor:
         """float32 [m, vocab]."""
-        wanted = self._norm(x.index_select(0, self._batch.logit_rows), norm)
-        return F.linear(wanted, head).float()
+        if self._rows.logit_rows is not None:
+            x = x.index_select(0, self._rows.logit_rows)
+        return F.linear(self._norm(x, norm), head).float()
 
     @abstractmethod
     def _norm(self, x: Tensor, norm: Norm[Tensor]) -> Tensor:
         """RMSNorm or LayerNorm of the rows of ``x``."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    token_ids: Tensor
+    positions: Tensor
+    logit_rows: Tensor
+
+
 class TorchStep(TensorStep):
     """``DecoderStep[Tensor, Tensor, Tensor]``."""
 
     def __init__(self, shape: DecoderShape, dtype: torch.dtype, batch: Batch, pages: Pages) -> None:
-        super().__init__(shape, batch, pages)
+        device = pages.k[0].device
+        rows = _Rows(batch.token_ids.to(device), batch.positions.to(device), batch.logit_rows.to(device))
+        super().__init__(shape, rows, pages)
+        self._slots = batch.slots.to(device)
         group_size = shape.num_heads // shape.num_kv_heads
-        self._plan = plan_attention(batch.query_start, batch.seq_lens, batch.block_tables, group_size, dtype)
-        angles = batch.positions[:, None, None].float() * shape.inverse_frequencies
+        tables = batch.block_tables.to(device)
+        self._plan = plan_attention(batch.query_start, batch.seq_lens, tables, group_size, dtype)
+        angles = rows.positions[:, None, None].float() * shape.inverse_frequencies
         self._cos, self._sin = angles.cos(), angles.sin()  # float32 [T, 1, head_dim / 2]
 
     def project_qkv(
@@ -75,7 +105,7 @@ class TorchStep(TensorStep):
         layer: int,
     ) -> Tensor:
         """[T, heads, head_dim]."""
-        shape, slots = self._shape, self._batch.slots
+        shape, slots = self._shape, self._slots
         heads = F.linear(self._norm(x, norm), qkv.weight, qkv.bias).view(x.shape[0], -1, shape.head_dim)
         num_rotated = shape.num_heads + shape.num_kv_heads
         query, key = heads[:, : shape.num_heads], heads[:, shape.num_heads : num_rotated]

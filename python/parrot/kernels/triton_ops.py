@@ -43,7 +43,8 @@ def _rope_append(  # type: ignore[no-untyped-def]
     slots,
     cosines,
     sines,
-    norms,
+    query_norm,
+    key_norm,
     query,
     key_cache,
     value_cache,
@@ -72,10 +73,13 @@ def _rope_append(  # type: ignore[no-untyped-def]
     if HAS_NORMS:
         total = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         scale = (1.0 / tl.sqrt(total / HEAD_DIM + eps))[:, None]
-        norm = tl.where(is_query, 0, 1)[:, None] * HEAD_DIM + element[None, :]
-        gain = tl.load(norms + norm, mask=is_loaded, other=0.0).to(tl.float32)
+        for_query = tl.load(query_norm + element, mask=is_element, other=0.0).to(tl.float32)
+        for_key = tl.load(key_norm + element, mask=is_element, other=0.0).to(tl.float32)
+        gain = tl.where(is_query[:, None], for_query[None, :], for_key[None, :])
         first = tl.where(turns, first * scale * gain, first)
-        gain = tl.load(norms + norm + HALF, mask=is_loaded, other=0.0).to(tl.float32)
+        for_query = tl.load(query_norm + HALF + element, mask=is_element, other=0.0).to(tl.float32)
+        for_key = tl.load(key_norm + HALF + element, mask=is_element, other=0.0).to(tl.float32)
+        gain = tl.where(is_query[:, None], for_query[None, :], for_key[None, :])
         second = tl.where(turns, second * scale * gain, second)
     angle = tl.load(positions + row) * HALF + element
     cosine = tl.where(turns, tl.load(cosines + angle, mask=is_element, other=0.0)[None, :], 1.0)
@@ -85,7 +89,7 @@ def _rope_append(  # type: ignore[no-untyped-def]
     target = query + row * HEADS * HEAD_DIM + at
     tl.store(target, low, mask=is_query[:, None] & is_loaded)
     tl.store(target + HALF, high, mask=is_query[:, None] & is_loaded)
-    cached = tl.load(slots + row) * KV_HEADS * HEAD_DIM + at
+    cached = tl.load(slots + row).to(tl.int64) * KV_HEADS * HEAD_DIM + at
     target = key_cache + cached - HEADS * HEAD_DIM
     tl.store(target, low, mask=is_key[:, None] & is_loaded)
     tl.store(target + HALF, high, mask=is_key[:, None] & is_loaded)
@@ -99,14 +103,14 @@ def rope_append(
     positions: Tensor,
     slots: Tensor,
     rotations: tuple[Tensor, Tensor],
-    norms: Tensor | None,
+    norms: tuple[Tensor, Tensor] | None,
     eps: float,
     key_cache: Tensor,
     value_cache: Tensor,
 ) -> Tensor:
-    """Normalise (``norms`` [2, head_dim]: of query and of key heads) and rotate the heads of ``qkv``
+    """Normalise (``norms`` [head_dim] each: of query and of key heads) and rotate the heads of ``qkv``
     [T, heads + 2 * kv_heads, head_dim], append keys and values to the caches [num_blocks, 16, kv_heads,
-    head_dim] at ``slots`` [T], and return the queries [T, heads, head_dim].
+    head_dim] at ``slots`` [T], and return the queries [T, heads, head_dim]. Positions and slots of any integer type.
 
     ``rotations``: cosines and sines, float32 [max_positions, head_dim / 2]; all contiguous, in one dtype.
     """
@@ -119,7 +123,7 @@ def rope_append(
         positions,
         slots,
         *rotations,
-        qkv if norms is None else norms,
+        *((qkv, qkv) if norms is None else norms),
         query,
         key_cache,
         value_cache,
