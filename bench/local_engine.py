@@ -32,6 +32,7 @@ class Setting:
     device: str
     backend: Backend = "auto"
     share_prefixes: bool = True
+    cuda_graphs: bool = True
     max_batch_size: int = 256
     max_batch_tokens: int = 4096
     num_blocks: int | None = None
@@ -59,7 +60,13 @@ class LocalEngine:
         )
         num_blocks = choose_num_blocks(model.config, dtype, device, setting.num_blocks)
         self.vocab_size = model.config.vocab_size
-        self.runner = ModelRunner(model, num_blocks, dtype, device)
+        self.runner = ModelRunner.for_engine(
+            model,
+            num_blocks,
+            max_batch_size=setting.max_batch_size,
+            max_batch_tokens=setting.max_batch_tokens,
+            cuda_graphs=setting.cuda_graphs,
+        )
         self._random = random.Random(0)
         self._next_id = 1
         self._engine = Engine(

@@ -68,7 +68,7 @@ class Harness:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: DecoderModel | ModelRunner,
         tokenizer: Tokenizer,
         *,
         num_blocks: int = 256,
@@ -77,7 +77,9 @@ class Harness:
         cost_model: CostModel | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.runner = ModelRunner(model, num_blocks, torch.float32, torch.device("cpu"))
+        if isinstance(model, DecoderModel):
+            model = ModelRunner(model, num_blocks, torch.float32, torch.device("cpu"))
+        self.runner = model
         self.engine = Engine(
             self.runner,
             tokenizer,

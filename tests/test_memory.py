@@ -54,3 +54,16 @@ def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("400\n")
     assert memory._cgroup_available(tmp_path) == 600
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "expected"), [(140, (256, 8192)), (40, (256, 4096)), (16, (128, 2048)), (None, (64, 512))]
+)
+def test_the_limits_of_a_step_suit_the_device_unless_they_are_given(
+    monkeypatch: pytest.MonkeyPatch, gigabytes: int | None, expected: tuple[int, int]
+) -> None:
+    device = torch.device("cpu" if gigabytes is None else "cuda:0")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (0, (gigabytes or 0) * 2**30))
+    assert memory.choose_batch(device, None, None) == expected
+    assert memory.choose_batch(device, 3, None) == (3, expected[1])
+    assert memory.choose_batch(device, None, 77) == (expected[0], 77)

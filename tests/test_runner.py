@@ -32,7 +32,7 @@ def opened(tree: ContextTree, number: int, ids: list[int]) -> EngineCall:
 def run(runner: ModelRunner, tree: ContextTree, *work: Work) -> torch.Tensor:
     wants = [w.wants_logits for w in work]
     step = reserve(tree, work)
-    logits = runner.forward(tree, step, wants)
+    logits = runner.forward(tree, step, wants).logits
     tree.commit(step.context_ids)
     for w in work:
         w.call.num_computed += w.count

@@ -41,7 +41,8 @@ def _stays_here(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One engine process. ``max_batch_tokens`` is the token budget of one step (prefill plus decode)."""
+    """One engine process. ``max_batch_size`` sequences and ``max_batch_tokens`` tokens (prefill and decode
+    together) are what one step computes at most; None: what suits the device."""
 
     manager_address: str
     model: str = DEFAULT_MODEL
@@ -53,8 +54,9 @@ class EngineConfig:
     shared_prefix_attention: bool = True  # decodes read a common prefix once (native backend)
     block_size: int = 16
     num_blocks: int | None = None  # None: sized from free memory
-    max_batch_size: int = 64
-    max_batch_tokens: int = 512
+    max_batch_size: int | None = None
+    max_batch_tokens: int | None = None
+    cuda_graphs: bool = True  # decode steps on a GPU are recorded once for each size (native backends)
     num_threads: int | None = None  # None: one per physical core this process may use
     heartbeat_s: float = 1.0
     manager_timeout_s: float = 60.0
@@ -69,8 +71,10 @@ class EngineConfig:
         check_range("block_size", self.block_size, 16, 16)
         if self.num_blocks is not None:
             check_range("num_blocks", self.num_blocks, 2, 2**31 - 1)
-        check_range("max_batch_size", self.max_batch_size, 1, 4096)
-        check_range("max_batch_tokens", self.max_batch_tokens, 16, 65536)
+        if self.max_batch_size is not None:
+            check_range("max_batch_size", self.max_batch_size, 1, 4096)
+        if self.max_batch_tokens is not None:
+            check_range("max_batch_tokens", self.max_batch_tokens, 16, 65536)
         check_range("heartbeat_s", self.heartbeat_s, 0.05, 60)
         check_range("manager_timeout_s", self.manager_timeout_s, 1, 3600)
         check_range("drain_grace_s", self.drain_grace_s, 0, 86400)

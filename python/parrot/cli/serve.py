@@ -117,8 +117,22 @@ SharedPrefixAttention = Annotated[
 NumBlocks = Annotated[
     int | None, typer.Option(help="KV blocks of 16 tokens; by default as many as fit in memory.")
 ]
-MaxBatchSize = Annotated[int, typer.Option(help="Sequences in one step.")]
-MaxBatchTokens = Annotated[int, typer.Option(help="Tokens of one step, prefill and decode together.")]
+MaxBatchSize = Annotated[
+    int | None, typer.Option(help="Sequences in one step; by default 64 on a CPU, 128 or 256 on a GPU.")
+]
+MaxBatchTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens of one step, prefill and decode; by default 512 on a CPU, 2048 to 8192 on a GPU."
+    ),
+]
+CudaGraphs = Annotated[
+    bool,
+    typer.Option(
+        "--cuda-graphs/--no-cuda-graphs",
+        help="Record decode steps of a GPU once for each size and replay them (backends native and triton).",
+    ),
+]
 NumThreads = Annotated[int | None, typer.Option(help="CPU threads of an engine; by default one per core.")]
 Simulate = Annotated[
     Path | None,
@@ -153,8 +167,9 @@ def serve(
     backend: BackendName = "auto",
     shared_prefix_attention: SharedPrefixAttention = True,
     num_blocks: NumBlocks = None,
-    max_batch_size: MaxBatchSize = 64,
-    max_batch_tokens: MaxBatchTokens = 512,
+    max_batch_size: MaxBatchSize = None,
+    max_batch_tokens: MaxBatchTokens = None,
+    cuda_graphs: CudaGraphs = True,
     num_threads: NumThreads = None,
     simulate: Simulate = None,
     session_idle_s: SessionIdle = 600.0,
@@ -210,6 +225,7 @@ def serve(
             num_blocks=num_blocks,
             max_batch_size=max_batch_size,
             max_batch_tokens=max_batch_tokens,
+            cuda_graphs=cuda_graphs,
             num_threads=num_threads,
             simulate=simulate,
             drain_grace_s=drain_grace_s,
@@ -292,8 +308,9 @@ def engine(
     backend: BackendName = "auto",
     shared_prefix_attention: SharedPrefixAttention = True,
     num_blocks: NumBlocks = None,
-    max_batch_size: MaxBatchSize = 64,
-    max_batch_tokens: MaxBatchTokens = 512,
+    max_batch_size: MaxBatchSize = None,
+    max_batch_tokens: MaxBatchTokens = None,
+    cuda_graphs: CudaGraphs = True,
     num_threads: NumThreads = None,
     manager_timeout_s: Annotated[
         float, typer.Option("--manager-timeout-s", help="End after so long without word from the manager.")
@@ -324,6 +341,7 @@ def engine(
         num_blocks=num_blocks,
         max_batch_size=max_batch_size,
         max_batch_tokens=max_batch_tokens,
+        cuda_graphs=cuda_graphs,
         num_threads=num_threads,
         manager_timeout_s=manager_timeout_s,
         parent_pid=parent_pid,

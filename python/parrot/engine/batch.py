@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,13 @@ class StepBatch:
     seq_lens: list[int]  # [n], length of each sequence, this step's tokens included
     block_tables: Tensor  # int64 [n, max_blocks], -1 past the end
     logit_rows: Tensor  # int64 [m], rows of [0, T) of which logits are wanted
+
+
+class StepLogits(NamedTuple):
+    """What a step computed for the rows that are wanted; valid until the next step."""
+
+    logits: Tensor  # float32 [m, vocab]
+    likeliest: Tensor | None = None  # int64 [m], if known: the likeliest id, -1 where a logit is not finite
 
 
 @dataclass(slots=True)

@@ -137,8 +137,7 @@ def _time_step(runner: ModelRunner, shape: StepShape, deadline: float) -> float:
 
 def _run(runner: ModelRunner, batch: StepBatch) -> float:
     started = time.perf_counter()
-    with torch.inference_mode():
-        runner.model.forward(batch, runner.kv)
+    runner.compute(batch)
     if runner.device.type == "cuda":
         torch.cuda.synchronize(runner.device)
     return (time.perf_counter() - started) * 1e6
@@ -154,13 +153,12 @@ def _batch(runner: ModelRunner, shape: StepShape) -> StepBatch:
     positions = torch.arange(shape.cached_tokens, length).repeat(shape.batch)
     rows = torch.arange(shape.batch).repeat_interleave(shape.new_tokens)
     ends = torch.arange(1, shape.batch + 1) * shape.new_tokens
-    device = runner.device
     return StepBatch(
-        token_ids=torch.zeros(len(positions), dtype=torch.int64, device=device),
-        positions=positions.to(device),
-        slots=(tables[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE).to(device),
+        token_ids=torch.zeros(len(positions), dtype=torch.int64),
+        positions=positions,
+        slots=tables[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE,
         query_start=[0, *ends.tolist()],
         seq_lens=[length] * shape.batch,
-        block_tables=tables.to(device),
-        logit_rows=(ends - 1).to(device),
+        block_tables=tables,
+        logit_rows=ends - 1,
     )

@@ -67,7 +67,7 @@ class Engine:
         self._runner = runner
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, cache_bytes=0)  # calls of many tenants use it
-        self._max_batch_size = max_batch_size
+        self.max_batch_size = max_batch_size
         self._max_batch_tokens = max_batch_tokens
         self._clock = clock  # microseconds
         self._cost_model = cost_model  # what steps are compared with
@@ -200,7 +200,7 @@ class Engine:
                 self._fail(call, refusal)
 
     def _admit(self) -> None:
-        room = self._max_batch_size - len(self._running)
+        room = self.max_batch_size - len(self._running)
         budget = self._max_batch_tokens - sum(call.num_remaining for call in self._running)
         for call, prefix_len in self._waiting.admit(self._running, room, budget):
             if call.admitted_us == 0:
@@ -226,7 +226,7 @@ class Engine:
 
     def _choose(self) -> list[Work]:
         work = choose_work(self._running, self._max_batch_tokens)
-        return work + self._early.choose(work, self._waiting, self._running, self._max_batch_size - len(work))
+        return work + self._early.choose(work, self._waiting, self._running, self.max_batch_size - len(work))
 
     def _compute(self, work: Sequence[Work], reservation: Reservation) -> None:
         """Forward, sample, commit; a failure of the model ends the calls of this step and no others."""

@@ -14,6 +14,8 @@ MAX_CPU_TOKENS = 65_536
 _CPU_SHARE = 0.25  # of available memory: the machine has other tenants
 _CUDA_SHARE = 0.85  # of free memory: the rest is for activations
 _MIN_BLOCKS = 16
+_CPU_BATCH = (64, 512)  # sequences and tokens of a step
+_GPU_BATCHES = ((64, 256, 8192), (24, 256, 4096), (0, 128, 2048))  # from so many GiB on
 
 
 def choose_num_blocks(
@@ -45,6 +47,18 @@ def choose_num_blocks(
             f"{block_bytes / 2**20:.1f} MiB, at least {_MIN_BLOCKS} are needed; free memory or set num_blocks"
         )
     return num_blocks
+
+
+def choose_batch(device: torch.device, size: int | None, tokens: int | None) -> tuple[int, int]:
+    """Sequences and tokens of a step at most: those that were asked for, else what suits the device. A GPU
+    with much memory has the activations of long chunks beside the KV of many sequences, and needs both to be
+    busy."""
+    if device.type == "cuda":
+        total = torch.cuda.mem_get_info(device)[1]
+        usual = next(batch[1:] for batch in _GPU_BATCHES if total >= batch[0] * 2**30)
+    else:
+        usual = _CPU_BATCH
+    return size or usual[0], tokens or usual[1]
 
 
 def available_memory() -> int:

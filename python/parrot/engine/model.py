@@ -12,7 +12,7 @@ from torch import Tensor
 from .._core import PackedLinear
 from ..config import Backend
 from ..kernels.cpu_ops import F32, Array, CpuOps
-from ..kernels.ops import DecoderOps, DecoderShape, Heads, Linear, Rows
+from ..kernels.ops import DecoderOps, DecoderShape, DecoderStep, Heads, Linear, Rows
 from ..kernels.torch_ops import TorchOps
 from .backends import choose_backend
 from .batch import PagedKV, StepBatch
@@ -34,7 +34,11 @@ class Decoder(Generic[Linear, Rows, Heads]):
 
     def forward(self, batch: StepBatch, kv: PagedKV) -> Tensor:
         """Write K and V of the step's tokens into ``kv``; float32 [m, vocab], logits of ``logit_rows``."""
-        step, weights = self.ops.begin(batch, kv), self.weights
+        return self.run(self.ops.begin(batch, kv))
+
+    def run(self, step: DecoderStep[Linear, Rows, Heads]) -> Tensor:
+        """The same for a step that was begun."""
+        weights = self.weights
         x = step.embed(weights.embedding, weights.positions)
         for index, layer in enumerate(weights.layers):
             query = step.project_qkv(x, layer.attention_norm, layer.qkv, layer.head_norms, index)

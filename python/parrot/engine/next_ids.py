@@ -40,15 +40,16 @@ class NextIds:
         rows, logs, ids = rows_to_log(work)
         wants_logits = [output is not None for output in outputs]
         try:
-            logits = self._runner.forward(tree, reservation, wants_logits, rows)
+            logits, likeliest = self._runner.forward(tree, reservation, wants_logits, rows)
         finally:
             allowed = None if masks is None else masks.result()
         if logs:
             log_batch(logs, logits[len(sampling) :], torch.tensor(ids, device=logits.device))
-            logits = logits[: len(sampling)]
+            logits, likeliest = logits[: len(sampling)], None
         return self._sampler.sample(
             logits,
             [output.state for _, output in sampling],
             [len(call.ids) for call, _ in sampling],
             None if allowed is None else unpack_masks(allowed, logits.shape[1], logits.device),
+            likeliest,
         )

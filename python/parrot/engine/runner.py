@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from .._core import ContextTree
+from ..kernels.ops import StepLimits
 from .admission import num_blocks_for
-from .batch import PagedKV, StepBatch
+from .batch import BLOCK_SIZE, PagedKV, StepBatch, StepLogits
 from .call import EngineCall
+from .graphs import GraphedDecodes, Recorder, recorder_for
 from .logprobs import LogprobLog
 from .model import DecoderModel
 
@@ -117,22 +119,58 @@ class Runner(Protocol):
         step: Reservation,
         wants_logits: Sequence[bool],
         more_rows: Sequence[int] = (),
-    ) -> Tensor:
-        """Compute a reserved step; float32 logits [sum(wants_logits) + len(more_rows), vocab]: of the last
-        ids of those calls, then of these rows of the step."""
+    ) -> StepLogits:
+        """Compute a reserved step; logits [sum(wants_logits) + len(more_rows), vocab]: of the last ids of
+        those calls, then of these rows of the step."""
 
 
 class ModelRunner:
-    """A model and its paged KV cache on one device."""
+    """A model and its paged KV cache on one device.
+
+    With a ``recorder`` steps in which every sequence has one row are recorded once for each size and replayed
+    (:mod:`.graphs`); ``limits`` are then those of every step, and the cache has one block more, which is
+    nobody's.
+    """
 
     def __init__(
-        self, model: DecoderModel, num_blocks: int, dtype: torch.dtype, device: torch.device
+        self,
+        model: DecoderModel,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        limits: StepLimits | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.model = model
         self.dtype = dtype
         self.device = device
         self.num_blocks = num_blocks
-        self.kv = PagedKV.allocate(model.config, num_blocks, dtype, device)
+        num_scratch = 0 if recorder is None else 1
+        self.kv = PagedKV.allocate(model.config, num_blocks + num_scratch, dtype, device)
+        self.graphs: GraphedDecodes | None = None
+        if recorder is not None and limits is not None:
+            self.graphs = GraphedDecodes(model.decoder, self.kv, recorder, limits)
+
+    @classmethod
+    def for_engine(
+        cls,
+        model: DecoderModel,
+        num_blocks: int,
+        *,
+        max_batch_size: int,
+        max_batch_tokens: int,
+        cuda_graphs: bool = True,
+    ) -> ModelRunner:
+        """For an engine whose steps are at most so large. ``cuda_graphs``: where they can be, its decodes are
+        recorded, here and now."""
+        longest = min(model.config.max_positions, num_blocks * BLOCK_SIZE)
+        limits = StepLimits(max(max_batch_size, max_batch_tokens), max_batch_size, num_blocks_for(longest))
+        recorder = recorder_for(model) if cuda_graphs else None
+        runner = cls(model, num_blocks, model.dtype, model.device, limits=limits, recorder=recorder)
+        if runner.graphs is not None:
+            runner.graphs.warm_up()
+        return runner
 
     @property
     def vocab_size(self) -> int:
@@ -155,11 +193,21 @@ class ModelRunner:
         step: Reservation,
         wants_logits: Sequence[bool],
         more_rows: Sequence[int] = (),
-    ) -> Tensor:
+    ) -> StepLogits:
         """See :class:`Runner`."""
         with torch.inference_mode():
             self.kv.copy_slots(torch.from_numpy(step.copies))
-            return self.model.forward(self._build(tree, step, wants_logits, more_rows), self.kv)
+            return self.compute(self._build(tree, step, wants_logits, more_rows))
+
+    @torch.inference_mode()
+    def compute(self, batch: StepBatch) -> StepLogits:
+        """One step, recorded if it can be."""
+        if self.graphs is None or len(batch.token_ids) != len(batch.seq_lens):
+            return StepLogits(self.model.forward(batch, self.kv))
+        logits, likeliest = self.graphs.run(batch)
+        if torch.equal(batch.logit_rows, torch.arange(len(logits))):
+            return StepLogits(logits, likeliest)
+        return StepLogits(logits[batch.logit_rows.to(logits.device)])
 
     def _build(
         self,

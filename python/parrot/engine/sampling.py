@@ -120,18 +120,20 @@ class Sampler:
         states: Sequence[OutputState],
         positions: Sequence[int],
         allowed: Tensor | None = None,
+        likeliest: Tensor | None = None,
     ) -> list[int | None]:
         """One id per row of ``logits`` (float [n, vocab]); None for a row that has a NaN or an infinity, or
         no id that may follow.
 
         ``positions[i]`` is the index that row i's id will have in its context. ``allowed`` (bool
-        [c, vocab]) says for the c constrained rows, in order, which ids may follow. Equal logits go to the
-        lowest id.
+        [c, vocab]) says for the c constrained rows, in order, which ids may follow. ``likeliest``: what
+        :func:`likeliest_ids` gives, if it is known. Equal logits go to the lowest id.
         """
         if self._plan is None or self._plan.states != states or self._plan.device != logits.device:
             self._plan = _Plan(states, logits.device, logits.shape[1])
         plan = self._plan
-        likeliest = _likeliest(logits)
+        if likeliest is None:
+            likeliest = likeliest_ids(logits)
         if plan.is_plain:
             return _to_list(likeliest)
         ids = likeliest.clone()
@@ -148,7 +150,7 @@ class Sampler:
         return _to_list(torch.where(ok, ids, -1))
 
 
-def _likeliest(logits: Tensor) -> Tensor:
+def likeliest_ids(logits: Tensor) -> Tensor:
     """int64 [n]: the likeliest id of each row; -1 for a row that is not finite."""
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         found = np.empty(len(logits), np.int64)

@@ -86,16 +86,19 @@ def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
         pid=os.getpid(),
         model=model,
         cost_model=cost_model,
-        max_batch_size=config.max_batch_size,
+        max_batch_size=engine.max_batch_size,
     )
 
 
 def _simulate(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.CostModel]:
     assert config.simulate is not None
+    import torch
+
     from ..models import resolve_model
     from ..tokenizer.tokenizer import Tokenizer
     from .cost_file import read_cost
     from .made_up import MadeUpText
+    from .memory import choose_batch
     from .simulated import SimulatedEngine, SimulatedRunner, model_info
     from .stats import now_us
 
@@ -103,12 +106,15 @@ def _simulate(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.CostMo
     directory = resolve_model(config.model, weights=False)
     tokenizer = Tokenizer.load(directory)
     info = model_info(config.model, directory, tokenizer)
+    batch_size, batch_tokens = choose_batch(
+        torch.device("cpu"), config.max_batch_size, config.max_batch_tokens
+    )
     engine = SimulatedEngine(
         SimulatedRunner(cost, tokenizer, max_positions=info.max_model_len),
         tokenizer,
         MadeUpText(tokenizer),
-        max_batch_size=config.max_batch_size,
-        max_batch_tokens=config.max_batch_tokens,
+        max_batch_size=batch_size,
+        max_batch_tokens=batch_tokens,
         clock=now_us,
         wait_until=lambda end_us: time.sleep(max(0, end_us - now_us()) / 1e6),
         share_prefixes=config.shared_prefix_attention,
@@ -127,7 +133,7 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
     from .cost_model import calibrate
     from .engine import Engine
     from .live_cost import LiveCost
-    from .memory import choose_num_blocks
+    from .memory import choose_batch, choose_num_blocks
     from .model import DecoderModel
     from .runner import ModelRunner
 
@@ -148,15 +154,20 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
         dummy_weights=config.dummy_weights,
     )
     num_blocks = choose_num_blocks(model.config, dtype, device, config.num_blocks)
-    runner = ModelRunner(model, num_blocks, dtype, device)
-    cost_model = calibrate(
-        runner, max_batch_size=config.max_batch_size, max_batch_tokens=config.max_batch_tokens
+    batch_size, batch_tokens = choose_batch(device, config.max_batch_size, config.max_batch_tokens)
+    runner = ModelRunner.for_engine(
+        model,
+        num_blocks,
+        max_batch_size=batch_size,
+        max_batch_tokens=batch_tokens,
+        cuda_graphs=config.cuda_graphs,
     )
+    cost_model = calibrate(runner, max_batch_size=batch_size, max_batch_tokens=batch_tokens)
     engine = Engine(
         runner,
         tokenizer,
-        max_batch_size=config.max_batch_size,
-        max_batch_tokens=config.max_batch_tokens,
+        max_batch_size=batch_size,
+        max_batch_tokens=batch_tokens,
         cost_model=cost_model,
         live_cost=LiveCost(cost_model),
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 from .._core import ContextTree
 from ..tokenizer.tokenizer import Tokenizer, read_json
 from ..wire import CallId, CostModel, Dispatch, Fill, Ids, ModelInfo, Reply
-from .batch import BLOCK_SIZE
+from .batch import BLOCK_SIZE, StepLogits
 from .call import EngineCall, Output
 from .engine import Engine
 from .made_up import MadeUpText
@@ -64,11 +64,11 @@ class SimulatedRunner:
         step: Reservation,
         wants_logits: Sequence[bool],
         more_rows: Sequence[int] = (),
-    ) -> Tensor:
+    ) -> StepLogits:
         """See :class:`~parrot.engine.runner.Runner`."""
         rng = np.random.default_rng(zlib.crc32(step.token_ids.tobytes()))
         shape = (sum(wants_logits) + len(more_rows), self.vocab_size)
-        return torch.from_numpy(rng.random(shape, dtype=np.float32)) + self._closers()
+        return StepLogits(torch.from_numpy(rng.random(shape, dtype=np.float32)) + self._closers())
 
     def _closers(self) -> Tensor:
         if self._bias is None:

@@ -14,42 +14,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .ops import Batch
+from .ops import Batch, StepLimits
 from .paged_prefill import ROWS, PrefillPlan, prefill_tiles
 from .shared_prefix import BLOCK_SIZE, SharedPrefixAttention
 from .staging import Staging
 
 I32 = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """What a step has at most."""
-
-    rows: int  # tokens
-    sequences: int
-    blocks: int  # of one sequence
-
-    @classmethod
-    def of(cls, batch: Batch) -> StepLimits:
-        """What this step needs."""
-        return cls(len(batch.token_ids), *batch.block_tables.shape)
-
-    def hold(self, other: StepLimits) -> bool:
-        """Whether buffers of these limits do for ``other``."""
-        return other.rows <= self.rows and other.sequences <= self.sequences and other.blocks <= self.blocks
-
-    def grown(self, other: StepLimits) -> StepLimits:
-        """Limits that hold both; what is short becomes the next power of two."""
-
-        def larger(mine: int, theirs: int) -> int:
-            return mine if theirs <= mine else 1 << (theirs - 1).bit_length()
-
-        return StepLimits(
-            larger(self.rows, other.rows),
-            larger(self.sequences, other.sequences),
-            larger(self.blocks, other.blocks),
-        )
 
 
 @dataclass(frozen=True, slots=True)

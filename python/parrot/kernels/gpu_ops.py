@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .gpu_buffers import StepBuffers, StepLimits, StepViews
-from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages
+from .gpu_buffers import StepBuffers, StepViews
+from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages, StepLimits
 from .paged_prefill import paged_prefill
 from .shared_prefix import Implementation, SharedPrefixAttention
 from .torch_ops import TensorStep

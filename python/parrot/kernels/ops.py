@@ -66,6 +66,36 @@ class Batch(Protocol):
     logit_rows: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What a step has at most."""
+
+    rows: int  # tokens
+    sequences: int
+    blocks: int  # of one sequence
+
+    @classmethod
+    def of(cls, batch: Batch) -> StepLimits:
+        """What this step needs."""
+        return cls(len(batch.token_ids), *batch.block_tables.shape)
+
+    def hold(self, other: StepLimits) -> bool:
+        """Whether buffers of these limits do for ``other``."""
+        return other.rows <= self.rows and other.sequences <= self.sequences and other.blocks <= self.blocks
+
+    def grown(self, other: StepLimits) -> StepLimits:
+        """Limits that hold both; what is short becomes the next power of two."""
+
+        def larger(mine: int, theirs: int) -> int:
+            return mine if theirs <= mine else 1 << (theirs - 1).bit_length()
+
+        return StepLimits(
+            larger(self.rows, other.rows),
+            larger(self.sequences, other.sequences),
+            larger(self.blocks, other.blocks),
+        )
+
+
 class Pages(Protocol):
     """Keys and values of every layer, [num_blocks, 16, kv_heads, head_dim] each."""
 

@@ -111,8 +111,8 @@ class SharedPrefixAttention:
 
     @staticmethod
     def sections(max_requests: int, max_blocks: int, max_parts: int = _MAX_PARTS) -> dict[str, int]:
-        """What a plan takes of a :class:`Staging`. The tables are to be its last section: of them only as many
-        rows go up as there are."""
+        """What a plan takes of a :class:`Staging`, whose last section the tables are to be: only as many rows
+        of them go up as there are."""
         return {
             "num_entries": 4,
             "part_begin": max_requests + 1,

@@ -1,4 +1,4 @@
-"""Many small int32 arrays that go to a device together: one pinned host buffer, one device buffer, one copy."""
+"""Many small int32 arrays that go to a device together: a pinned host buffer, a device buffer, one copy."""
 
 from __future__ import annotations
 

@@ -110,9 +110,10 @@ def rope_append(
 ) -> Tensor:
     """Normalise (``norms`` [head_dim] each: of query and of key heads) and rotate the heads of ``qkv``
     [T, heads + 2 * kv_heads, head_dim], append keys and values to the caches [num_blocks, 16, kv_heads,
-    head_dim] at ``slots`` [T], and return the queries [T, heads, head_dim]. Positions and slots of any integer type.
+    head_dim] at ``slots`` [T], and return the queries [T, heads, head_dim].
 
-    ``rotations``: cosines and sines, float32 [max_positions, head_dim / 2]; all contiguous, in one dtype.
+    ``positions`` and ``slots``: of any integer type. ``rotations``: cosines and sines, float32
+    [max_positions, head_dim / 2]. All contiguous, the others in one dtype.
     """
     num_rows, num_heads, head_dim = qkv.shape
     kv_heads = key_cache.shape[2]

@@ -1,0 +1,217 @@
+"""The step loop of a GPU: one upload, padded sizes, recorded decodes. In Triton's interpreter on the CPU a
+replay computes anew on the same buffers; on a GPU (``-m gpu``) it is a CUDA graph."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from engine_harness import Harness, prompt_of
+from parrot.engine.batch import StepBatch
+from parrot.engine.graphs import (
+    Compute,
+    CudaGraphRecorder,
+    EagerRecorder,
+    Recorder,
+    Recording,
+    decode_sizes,
+)
+from parrot.engine.model import DecoderModel
+from parrot.engine.runner import ModelRunner
+from parrot.kernels.ops import StepLimits
+from parrot.tokenizer.tokenizer import Tokenizer
+from parrot.wire import EngineStats
+from tiny_models import write_tiny_model
+
+LIMITS = StepLimits(rows=64, sequences=12, blocks=8)
+NUM_BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the tests run."""
+
+    device: torch.device
+    dtype: torch.dtype
+    tolerance: float
+
+    def runner(self, directory: Path, *, recorded: bool, num_blocks: int = NUM_BLOCKS) -> ModelRunner:
+        model = DecoderModel.load(directory, self.dtype, self.device, "triton")
+        recorder: Recorder | None = None
+        if recorded:
+            recorder = CudaGraphRecorder(self.device) if self.device.type == "cuda" else EagerRecorder()
+        return ModelRunner(model, num_blocks, self.dtype, self.device, limits=LIMITS, recorder=recorder)
+
+    def reference(self, directory: Path) -> ModelRunner:
+        """The quickest that records nothing."""
+        if self.device.type == "cuda":
+            return self.runner(directory, recorded=False)
+        model = DecoderModel.load(directory, self.dtype, self.device)
+        return ModelRunner(model, NUM_BLOCKS, self.dtype, self.device)
+
+
+def _places() -> list[object]:
+    if torch.cuda.is_available():
+        gpu = Place(torch.device("cuda:0"), torch.float16, 1e-2)
+        return [pytest.param(gpu, id="gpu", marks=pytest.mark.gpu)]
+    return [pytest.param(Place(torch.device("cpu"), torch.float32, 1e-5), id="interpreter")]
+
+
+@pytest.fixture(scope="module", params=_places())
+def place(request: pytest.FixtureRequest) -> Place:
+    found: Place = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Few heads: the interpreter takes its time."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", num_heads=2, num_kv_heads=1)
+
+
+def decodes(lengths: list[int], shared_blocks: int, seed: int) -> StepBatch:
+    """One row for each of sequences of these lengths, which have their first blocks in common and the others
+    for themselves, in shuffled pages."""
+    rng = random.Random(seed)
+    pages = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
+    shared = [pages.pop() for _ in range(shared_blocks)]
+    tables = torch.full((len(lengths), LIMITS.blocks), -1)
+    for row, length in enumerate(lengths):
+        num_blocks = -(-length // 16)
+        own = [pages.pop() for _ in range(max(0, num_blocks - shared_blocks))]
+        tables[row, :num_blocks] = torch.tensor([*shared, *own][:num_blocks])
+    positions = torch.tensor(lengths) - 1
+    blocks = tables[torch.arange(len(lengths)), positions // 16]
+    return StepBatch(
+        token_ids=torch.tensor([rng.randrange(3, 256) for _ in lengths]),
+        positions=positions,
+        slots=blocks * 16 + positions % 16,
+        query_start=list(range(len(lengths) + 1)),
+        seq_lens=lengths,
+        block_tables=tables,
+        logit_rows=torch.arange(len(lengths)),
+    )
+
+
+def fill(runner: ModelRunner, seed: int) -> None:
+    """The same pages for every runner with as many blocks of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    for cache in (*runner.kv.k, *runner.kv.v):
+        values = torch.randn(NUM_BLOCKS, *cache.shape[1:], generator=generator)
+        cache[:NUM_BLOCKS] = values.to(cache)
+        cache[NUM_BLOCKS:] = nan
+
+
+def test_sizes_are_those_that_rows_are_padded_to() -> None:
+    assert decode_sizes(1) == [1]
+    assert decode_sizes(12) == [1, 2, 4, 8, 12]
+    assert decode_sizes(32) == [1, 2, 4, 8, 16, 24, 32]
+
+
+def test_a_replay_on_another_tree_is_the_unpadded_step(place: Place, tiny: Path) -> None:
+    recorded = place.runner(tiny, recorded=True)
+    eager = place.runner(tiny, recorded=False)
+    assert recorded.graphs is not None
+    addresses: dict[int, list[int]] = {}
+    for n, shared, seed in [
+        (1, 1, 1),
+        (3, 2, 2),
+        (4, 0, 3),
+        (5, 1, 4),
+        (9, 0, 5),
+        (12, 2, 6),
+        (3, 0, 7),
+        (6, 2, 8),
+    ]:
+        lengths = [random.Random(seed + i).randrange(16 * shared + 1, 16 * shared + 40) for i in range(n)]
+        batch = decodes(lengths, shared, seed)
+        for runner in (recorded, eager):
+            fill(runner, seed)
+        expected = eager.compute(batch)
+        logits, likeliest = recorded.compute(batch)
+        assert likeliest is not None
+        torch.testing.assert_close(logits, expected.logits, rtol=place.tolerance, atol=place.tolerance)
+        assert likeliest.tolist() == logits.argmax(dim=1).tolist()
+        size = min(size for size in recorded.graphs.sizes if size >= n)
+        where = [logits.data_ptr(), likeliest.data_ptr()]
+        assert addresses.setdefault(size, where) == where
+        for mine, theirs in zip(recorded.kv.k, eager.kv.k, strict=True):  # what it wrote, and nothing else
+            torch.testing.assert_close(mine[:NUM_BLOCKS], theirs, rtol=place.tolerance, atol=place.tolerance)
+    assert set(addresses) == {1, 4, 8, 12}
+    assert recorded.num_shared_decodes == eager.num_shared_decodes
+
+
+def test_a_row_that_is_not_finite_is_found_and_harms_no_other(place: Place, tiny: Path) -> None:
+    runner = place.runner(tiny, recorded=True)
+    fill(runner, 0)
+    batch = decodes([20, 30, 17], 0, 3)
+    first = runner.compute(batch).likeliest
+    assert first is not None
+    expected = first.tolist()
+    for cache in runner.kv.v:
+        cache[int(batch.block_tables[1, 0])] = nan
+    logits, likeliest = runner.compute(batch)
+    assert likeliest is not None
+    assert likeliest.tolist() == [expected[0], -1, expected[2]]
+    assert torch.isfinite(logits[[0, 2]]).all()
+
+
+def test_a_step_that_wants_few_logits_gets_those(place: Place, tiny: Path) -> None:
+    runner = place.runner(tiny, recorded=True)
+    fill(runner, 1)
+    batch = decodes([20, 30, 17], 1, 3)
+    every = runner.compute(batch).logits.clone()
+    batch.logit_rows = torch.tensor([2, 0])
+    torch.testing.assert_close(runner.compute(batch).logits, every[[2, 0]], rtol=0, atol=0)
+
+
+def test_a_step_over_the_limits_is_refused(place: Place, tiny: Path) -> None:
+    runner = place.runner(tiny, recorded=True)
+    with pytest.raises(ValueError, match=r"sequences=13.*sequences=12"):
+        runner.compute(decodes([5] * 13, 0, 1))
+
+
+def generate(runner: ModelRunner, directory: Path) -> tuple[list[list[int]], EngineStats]:
+    """What four calls give, of which one forks off another inside a block while that one decodes, and one
+    comes later still."""
+    harness = Harness(runner, Tokenizer.load(directory), max_batch_tokens=24, max_batch_size=LIMITS.sequences)
+    first = prompt_of(29, seed=1)
+    calls = [harness.submit(first, max_tokens=9), harness.submit(prompt_of(13, seed=2), max_tokens=9)]
+    for _ in range(3):
+        harness.step()
+    calls.append(harness.submit([*first[:27], 77], max_tokens=4))
+    harness.step()
+    calls.append(harness.submit(prompt_of(20, seed=3), max_tokens=2))
+    return [result.ids for result in harness.run(*calls)], harness.engine.stats()
+
+
+def test_forks_preemptions_and_mixed_steps_generate_the_same_ids(place: Place, tiny: Path) -> None:
+    expected, _ = generate(place.reference(tiny), tiny)
+    ids, stats = generate(place.runner(tiny, recorded=True), tiny)
+    assert ids == expected
+    assert stats.cow_copies > 0
+    ids, stats = generate(place.runner(tiny, recorded=True, num_blocks=4), tiny)
+    assert ids == expected
+    assert stats.preemptions > 0
+
+
+def test_a_recording_that_fails_leaves_a_runner_that_computes(place: Place, tiny: Path) -> None:
+    class NoMemory:
+        def record(self, compute: Compute) -> Recording:
+            raise torch.OutOfMemoryError(f"no memory for {compute}")
+
+    model = DecoderModel.load(tiny, place.dtype, place.device, "triton")
+    runner = ModelRunner(model, NUM_BLOCKS, place.dtype, place.device, limits=LIMITS, recorder=NoMemory())
+    eager = place.runner(tiny, recorded=False)
+    batch = decodes([20, 3], 0, 3)
+    for each in (runner, eager):
+        fill(each, 0)
+    tolerance = {"rtol": place.tolerance, "atol": place.tolerance}
+    torch.testing.assert_close(runner.compute(batch).logits, eager.compute(batch).logits, **tolerance)
