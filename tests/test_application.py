@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import cast
 
 from parrot.manager.application import Application
+from parrot.manager.key_file import TenantLimits
 from parrot.manager.session import Session
-from parrot.manager.tenants import Tenant, TenantLimits
+from parrot.manager.tenants import Tenant
 
 
 def application() -> Application:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -14,6 +16,7 @@ import pytest
 from graph_builder import prompt_call
 from manager_harness import Manager, ScriptedEngine, running_manager, serving, until, zero_stats
 from parrot import errors, wire
+from parrot.manager.clock import now_us
 from parrot.manager.health import Slowdown
 
 Scenario = Callable[[Manager], Awaitable[None]]
@@ -110,6 +113,80 @@ def test_steps_that_compute_are_progress_however_long_a_call_takes(tiny_model: P
         assert manager.registry.usable, "an idle engine makes no step either"
 
     run(tiny_model, scenario)
+
+
+def steps_made(num_steps: int) -> wire.EngineStats:
+    return msgspec.structs.replace(zero_stats(), num_steps=num_steps, decode_tokens=num_steps)
+
+
+@asynccontextmanager
+async def going_on(engine: ScriptedEngine) -> AsyncIterator[None]:
+    """The engine makes many steps between two of its heartbeats."""
+
+    async def step() -> None:
+        for turn in itertools.count(1):
+            engine.stats = steps_made(turn * 1_000_000)
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(step())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def test_a_call_that_an_engine_loses_while_it_goes_on_with_others_runs_elsewhere(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(manager: Manager) -> None:
+        forgetful = await manager.add_engine(held=True)
+        session = manager.submit(CALL)
+        await until(lambda: len(forgetful.dispatches) == 1)
+        other = await manager.add_engine(name="engine-1")
+        async with going_on(forgetful):
+            assert await manager.get(session, "a", timeout_ms=None) == "ok"
+        lost = forgetful.dispatches[0].call_id
+        await until(lambda: any(isinstance(m, wire.Abort) and lost in m.call_ids for m in forgetful.other))
+        assert len(other.dispatches) == 1
+        assert [engine.name for engine in manager.registry.usable] == ["engine-0", "engine-1"]
+        assert manager.executor.watchdog.num_overdue == 1
+        manager.check_at_rest()
+
+    run(tiny_model, scenario)
+    assert sum("did not end in" in record.message for record in caplog.records) == 1
+
+
+def test_a_call_that_is_lost_again_and_again_ends_with_each_loss_as_a_cause(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(held=True)
+        session = manager.submit(CALL)
+        async with going_on(engine):
+            with pytest.raises(errors.EngineLost, match="lost with engine engine-0") as caught:
+                await manager.get(session, "a", timeout_ms=None)
+        assert len(engine.dispatches) == 3
+        assert ["did not end in" in cause.message for cause in caught.value.causes] == [True] * 3
+        manager.check_at_rest()
+
+    run(tiny_model, scenario)
+
+
+@pytest.mark.parametrize(("num_steps", "is_late"), [(2_000_000, False), (5, True)])
+def test_a_call_is_not_overdue_before_its_time_nor_on_an_engine_that_makes_few_steps(
+    tiny_model: Path, num_steps: int, is_late: bool
+) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(held=True)
+        session = manager.submit(CALL)
+        await until(lambda: len(engine.dispatches) == 1)
+        engine.stats = steps_made(num_steps)
+        await until(lambda: manager.registry.alive[0].stats == engine.stats)
+        (sent,) = manager.executor.dispatcher.runs
+        after_us = 0 if is_late else 3_600_000_000
+        assert sent.overdue(now_us(), after_us) is None
+        await engine.answer(engine.dispatches[0])
+        assert await manager.get(session, "a") == "ok"
+
+    run(tiny_model, scenario, stall_after_s=3600.0)
 
 
 def test_calls_that_wait_although_an_engine_is_idle_make_the_service_unready_until_they_go(

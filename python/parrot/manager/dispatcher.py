@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from .. import wire
@@ -144,9 +144,7 @@ class Dispatcher:
 
     def _forget(self, run: Run) -> None:
         del self._runs[run.run_id]
-        if run.engine is not None:
-            run.engine.num_dispatched -= 1
-            run.application.run_left(now_us())
+        run.left()
 
     def breached(self, run: Run, engine: Engine, reason: str) -> None:
         """The engine's replies about a run cannot be right: it counts as lost there, and runs again on
@@ -179,13 +177,12 @@ class Dispatcher:
         lost: list[Run] = []
         for run_id in self._bridge.remove_engine(engine):
             run = self._runs.pop(run_id)
-            run.application.run_left(now_us())
+            run.left()
             if self._open.get(run.call) is run:
                 del self._open[run.call]
                 lost.append(run)
         for run in lost:
             self._run_again(run, engine, reason)
-        engine.num_dispatched = 0
         alive = self._registry.alive
         if alive:
             self.limits = Limits.of([one.registration for one in alive])
@@ -253,9 +250,10 @@ class Dispatcher:
         """Calls that wait for an engine."""
         return self._bridge.num_queued
 
-    def queued_calls(self) -> Iterator[Call]:
-        """Those calls."""
-        return (run.call for run in self._runs.values() if run.engine is None)
+    @property
+    def runs(self) -> list[Run]:
+        """Those that wait for an engine, and those that have one."""
+        return list(self._runs.values())
 
     @property
     def num_busy(self) -> int:
@@ -350,9 +348,7 @@ class Dispatcher:
             if run is None or engine is None:
                 continue
             # Now, not when it is sent: scheduler and registry always say the same of an engine's load.
-            run.engine = engine
-            engine.num_dispatched += 1
-            run.application.run_placed(now_us())
+            run.placed(engine)
             self._placed.append((run, wire.ContextId(placement.parent_context_id)))
 
     def _send_placed(self, started: float) -> None:
@@ -371,8 +367,10 @@ class Dispatcher:
         call = run.call
         self._match_steps(run)
         steps = call.dispatch(engine.name)
+        now = now_us()
         if call.timing.dispatched_us is None or call.next_step == 0:
-            call.timing.dispatched_us = now_us()
+            call.timing.dispatched_us = now
+        run.sent(now)
         call.prompt_tokens = sum(len(fill.token_ids) for fill in self._prompts[call].fills)
         frame = run.dispatch(steps, parent)
         # A send that fails makes the registry report the engine as lost, which queues the call again.

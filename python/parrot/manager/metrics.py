@@ -116,6 +116,8 @@ class Metrics(Collector):
         yield info("build", "The version that serves.", version=__version__)
         yield gauge("ready", "Whether calls can run.", single(is_ready))
         yield gauge("sessions", "Live sessions.", single(self._service.num_sessions))
+        overdue = single(executor.watchdog.num_overdue)
+        yield counter("overdue_calls", "Calls that an engine lost while it went on with others.", overdue)
         yield counter("stalls", "Work that waited and made no step.", single(executor.watchdog.num_stalls))
         yield counter("frames_dropped", "Frames that were no message.", single(registry.num_dropped_frames))
         failures = keyed(registry.background.failures)

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from .. import wire
 from .application import Application
 from .call import Call, Step
+from .clock import now_us
 from .engines import Engine
 from .prompts import RunPrompt
+
+# A step brings every running call a token further, and one that still reads its prompt by more than a block.
+# A call that has not ended in ten times the steps that this takes has been lost there.
+_TIMES_OVERDUE = 10
+_PROMPT_TOKENS_PER_STEP = 16
+_SPARE_STEPS = 100  # until it is admitted
 
 
 @dataclass(eq=False, slots=True)
@@ -26,6 +33,8 @@ class Run:
     engine: Engine | None = None
     generates: dict[int, Step] = field(default_factory=dict)  # by index of the verb
     cached_tokens: int = 0
+    sent_us: int = 0
+    sent_at_step: int = 0  # of its engine
     num_generated: int = 0  # of ``generates``, those that were replied; in their order
 
     def dispatch(self, steps: Sequence[Step], parent: wire.ContextId) -> wire.Dispatch:
@@ -64,6 +73,38 @@ class Run:
             case wire.CallDone() if self.num_generated < len(self.generates):
                 return f"it ended with {self.num_generated} of {len(self.generates)} outputs"
         return None
+
+    def placed(self, engine: Engine) -> None:
+        """The scheduler has chosen an engine for it."""
+        self.engine = engine
+        engine.num_dispatched += 1
+        self.application.run_placed(now_us())
+
+    def left(self) -> None:
+        """It is queued or with an engine no more."""
+        if self.engine is not None:
+            self.engine.num_dispatched -= 1
+            self.application.run_left(now_us())
+
+    def sent(self, now: int) -> None:
+        """Its frame goes to its engine now."""
+        self.sent_us = now
+        self.sent_at_step = self._engine_step()
+
+    def overdue(self, now: int, after_us: int) -> str | None:
+        """Why its engine must have lost it: it makes steps, for ``after_us`` at least and far more than the
+        run takes. They are counted, and no time is expected: a slow engine is not a wrong one."""
+        if not self.steps or now - self.sent_us <= after_us:
+            return None
+        enough = num_new_tokens(self.steps) + self.prompt.num_tokens // _PROMPT_TOKENS_PER_STEP + _SPARE_STEPS
+        num_made = self._engine_step() - self.sent_at_step
+        if num_made <= _TIMES_OVERDUE * enough:
+            return None
+        return f"it did not end in {num_made} steps of the engine, of which {enough} are enough"
+
+    def _engine_step(self) -> int:
+        stats = None if self.engine is None else self.engine.stats
+        return 0 if stats is None else stats.num_steps
 
     def early_fill(self) -> wire.Dispatch:
         """The prompt as a prefix to be filled ahead of the calls that begin with it."""

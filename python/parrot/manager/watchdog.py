@@ -9,12 +9,13 @@ from itertools import islice
 
 from ..config import ManagerConfig
 from .call import Call
-from .clock import now_s
+from .clock import now_s, now_us
 from .dispatcher import Dispatcher
 from .engines import Engine, EngineRegistry
 
 log = logging.getLogger(__name__)
 _NUM_SHOWN = 8
+_LOOKS_PER_STALL = 4  # at all runs
 
 
 @dataclass(slots=True)
@@ -27,18 +28,21 @@ class _Displaced:
 
 
 class Watchdog:
-    """Looks at queue and engines once per heartbeat. A stalled *engine* is noticed by the registry, which
-    gives it up; this class remembers its calls until they have ended elsewhere. A stalled *queue*, calls that
-    wait although an engine has nothing to do, it notices itself."""
+    """Looks at queue and engines once per heartbeat, and now and then at every run. A stalled *engine* is
+    noticed by the registry, which gives it up; this class remembers its calls until they have ended
+    elsewhere. A stalled *queue*, calls that wait although an engine has nothing to do, it notices itself, and
+    a *run* that an engine has lost while it goes on with others."""
 
     def __init__(self, config: ManagerConfig, dispatcher: Dispatcher, registry: EngineRegistry) -> None:
         self._stall_after_s = config.stall_after_s
+        self._look_at_runs_after = 0.0
         self._dispatcher = dispatcher
         self._registry = registry
         self._displaced: list[_Displaced] = []
         self._idle_since: float | None = None  # calls wait, and an engine has nothing to do
         self._queue_problem: str | None = None
         self.num_stalls = 0
+        self.num_overdue = 0
 
     @property
     def problem(self) -> str | None:
@@ -59,6 +63,24 @@ class Watchdog:
             displaced.calls = [call for call in displaced.calls if not call.ended]
         self._displaced = [one for one in self._displaced if one.calls and now < one.until]
         self._look_at_queue(now)
+        if now >= self._look_at_runs_after:
+            self._look_at_runs_after = now + self._stall_after_s / _LOOKS_PER_STALL
+            self._look_at_runs()
+
+    def _look_at_runs(self) -> None:
+        now, after_us = now_us(), round(self._stall_after_s * 1e6)
+        for run in self._dispatcher.runs:
+            reason = run.overdue(now, after_us)
+            if (
+                reason is None
+                or run.engine is None
+                or self._dispatcher.run(run.run_id, run.engine) is not run
+            ):
+                continue  # it is in time, or has ended with one before it
+            self.num_overdue += 1
+            log.error("call %s of engine %s: %s", run.call.request_id, run.engine.name, reason)
+            self._dispatcher.breached(run, run.engine, reason)
+            self._dispatcher.turn()
 
     def _look_at_queue(self, now: float) -> None:
         idle = next((engine for engine in self._registry.usable if engine.num_dispatched == 0), None)
@@ -73,7 +95,10 @@ class Watchdog:
             return
         if self._queue_problem is None:
             self.num_stalls += 1
-            self._dump("calls wait although an engine has nothing to do", self._dispatcher.queued_calls())
+            self._dump(
+                "calls wait although an engine has nothing to do",
+                (run.call for run in self._dispatcher.runs if run.engine is None),
+            )
         self._queue_problem = (
             f"{self._dispatcher.num_queued} calls wait for {waited_s:.0f} s although engine {idle.name} has "
             "nothing to do"
