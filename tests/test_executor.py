@@ -11,6 +11,7 @@ import pytest
 from graph_builder import prompt_call, read, write
 from manager_harness import CHAIN, Manager, last_word, run, until
 from parrot import api, errors, wire
+from parrot._core import Placement
 from parrot.manager.clock import now_us, simulated_clock
 from parrot.manager.pace import Pace
 
@@ -186,5 +187,37 @@ def test_a_session_arrives_anew_when_it_had_nothing_left_to_do(tiny_model: Path)
         await manager.get(session, "d")
         first, second, third = (dispatch.app_arrival_us for dispatch in engine.dispatches)
         assert first == second < third
+
+    run(tiny_model, scenario)
+
+
+def test_members_of_a_group_that_one_frame_makes_ready_are_placed_together(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parrot.manager.executor._REPLIES_S", -1.0)  # a turn after each call that ends
+    names = [f"{number}" for number in range(6)]
+    makers = [prompt_call(f"make{name}", f"Make {name} {{{{output:a{name}}}}}") for name in names]
+    readers = [prompt_call(f"read{n}", f"Read {{{{input:a{n}}}}} {{{{output:b{n}}}}}") for n in names]
+    holes = " ".join(f"{{{{input:b{name}}}}}" for name in names)
+    join = prompt_call("join", f"Join {holes} {{{{output:all}}}}")
+
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(last_word, held=True)
+        label = {"semantic_var_id": "all", "criteria": "LATENCY"}
+        session = manager.submit(*makers, *readers, join, labels=[label])
+        await until(lambda: len(engine.dispatches) == len(names))
+        bridge = manager.executor.scheduler
+        schedule, sizes = bridge.schedule, list[int]()
+
+        def counted() -> list[Placement]:
+            placements = schedule()
+            sizes.append(len(placements))
+            return placements
+
+        bridge.schedule = counted  # type: ignore[method-assign]
+        engine.held = False
+        await engine.send(*(reply for one in engine.dispatches for reply in engine._replies(one)))
+        assert await manager.get(session, "all") is not None
+        assert [size for size in sizes if size] == [len(names), 1]
 
     run(tiny_model, scenario)

@@ -82,6 +82,7 @@ class Executor:
             self.dispatcher, self.knowledge, self.early, apply=self.apply, fail=self.call_failed
         )
         self._turn_is_due = False
+        self._members: list[Call] | None = None  # of task groups, ready in the frame that is being handled
         self.num_live = 0
         self.counts = CallCounts()
 
@@ -227,7 +228,10 @@ class Executor:
         for call in changes.ready:
             if call.timing.ready_us is None:
                 call.timing.ready_us = now
-            self.dispatcher.enqueue(call)
+            if self._members is not None and call.task_group is not None:
+                self._members.append(call)
+            else:
+                self.dispatcher.enqueue(call)
 
     def turn(self) -> None:
         """Deduce objectives, then encode, place and send what is ready."""
@@ -338,11 +342,18 @@ class Executor:
     def engine_replied(self, engine: Engine, replies: tuple[wire.Reply, ...]) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         began = now_s()
-        for _ in self.replies.handling(engine, replies):
-            # Of a step that ended many calls, the first ones' consumers need not wait for all the others.
-            if now_s() - began > _REPLIES_S:
-                self.turn()
-                began = now_s()
+        members = self._members = []
+        try:
+            for _ in self.replies.handling(engine, replies):
+                # Of a step that ended many calls, the first ones' consumers need not wait for all the others;
+                # but members of a task group do, since they are placed together.
+                if now_s() - began > _REPLIES_S:
+                    self.turn()
+                    began = now_s()
+        finally:
+            self._members = None
+            for call in members:
+                self.dispatcher.enqueue(call)
         self.turn()
 
 
