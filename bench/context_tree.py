@@ -171,7 +171,17 @@ def _plans(sizes: Sizes) -> dict[str, dict[str, Spread]]:
     buffers = (np.empty((8192, 8), np.int32), np.empty((65536, 2), np.int32), np.empty(count + 1, np.int32))
 
     def plan(planner: AttentionPlanner, own: Ids) -> None:
-        planner.plan(tables, num_shared + own, *buffers, group_size=4, num_kv_heads=8, num_workers=264)
+        planner.plan(
+            tables,
+            num_shared + own,
+            *buffers,
+            group_size=4,
+            num_kv_heads=8,
+            num_workers=264,
+            entry_tokens=20,  # these as SharedPrefixAttention has them
+            row_tokens=6,
+            work_percent=75,
+        )
 
     anew, grown = [], []
     for _ in range(sizes.repeats):

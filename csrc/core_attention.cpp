@@ -65,10 +65,12 @@ void check(const Int32Array& block_tables, const Int32Array& seq_lens, const Int
 py::tuple plan_step(AttentionPlanner& planner, const Int32Array& block_tables, const Int32Array& seq_lens,
                     Int32Array& entries, Int32Array& members, Int32Array& part_begin, int32_t group_size,
                     int32_t num_kv_heads, int32_t num_workers, int32_t block_size, int32_t max_rows,
-                    int32_t min_shared_tokens, int32_t min_chunk_tokens, bool share) {
+                    int32_t min_shared_tokens, int32_t min_chunk_tokens, bool share, int32_t entry_tokens,
+                    int32_t row_tokens, int32_t work_percent) {
     check(block_tables, seq_lens, entries, members, part_begin);
-    const AttentionPlanOptions options{block_size, group_size,        num_kv_heads,     num_workers,
-                                       max_rows,   min_shared_tokens, min_chunk_tokens, share};
+    const AttentionPlanOptions options{block_size,   group_size,        num_kv_heads,     num_workers,
+                                       max_rows,     min_shared_tokens, min_chunk_tokens, share,
+                                       entry_tokens, row_tokens,        work_percent};
     check(options);
     const AttentionPlan& result =
         planner.plan({block_tables.data(), static_cast<size_t>(block_tables.size())},
@@ -90,8 +92,10 @@ void bind_attention_plan(py::module_& module) {
              py::arg("part_begin").noconvert(), py::kw_only(), py::arg("group_size"), py::arg("num_kv_heads"),
              py::arg("num_workers"), py::arg("block_size") = 16, py::arg("max_rows") = 64,
              py::arg("min_shared_tokens") = 64, py::arg("min_chunk_tokens") = 128,
-             py::arg("share").noconvert() = true)
-        .def_property_readonly("num_searches", &AttentionPlanner::num_searches);
+             py::arg("share").noconvert() = true, py::arg("entry_tokens") = 80, py::arg("row_tokens") = 0,
+             py::arg("work_percent") = 0)
+        .def_property_readonly("num_searches", &AttentionPlanner::num_searches)
+        .def_property_readonly("max_block", &AttentionPlanner::max_block);
 }
 
 }  // namespace parrot

@@ -73,8 +73,9 @@ def trees(draw):
     st.integers(1, 300),
     st.booleans(),
     st.sampled_from([16, 64]),
+    st.sampled_from([{}, {"entry_tokens": 20, "row_tokens": 6, "work_percent": 75}]),
 )
-def test_every_token_of_every_request_is_read_exactly_once(tree, group, workers, share, min_shared):
+def test_every_token_of_every_request_is_read_exactly_once(tree, group, workers, share, min_shared, costs):
     requests, lens = tree
     plan = Plan(
         make_tables(requests),
@@ -85,6 +86,7 @@ def test_every_token_of_every_request_is_read_exactly_once(tree, group, workers,
         share=share,
         min_shared_tokens=min_shared,
         min_chunk_tokens=64,
+        **costs,
     )
     spans = covered(plan)
     for request, length in enumerate(lens):
@@ -222,6 +224,8 @@ def test_long_work_is_split_over_idle_workers():
         ([[0, -1]], [17], {}, r"block_tables\[0, 1\] = -1"),
         ([[0]], [1], {"group_size": 65}, "max_rows"),
         ([[0]], [1], {"num_workers": 0}, "positive"),
+        ([[0]], [1], {"row_tokens": -1}, "row_tokens = -1"),
+        ([[0]], [1], {"work_percent": 101}, "work_percent = 101"),
     ],
 )
 def test_bad_input_is_named(tables, lens, options, message):
@@ -229,8 +233,42 @@ def test_bad_input_is_named(tables, lens, options, message):
         Plan(tables, lens, **options)
 
 
+def test_rows_that_cost_something_make_fewer_and_longer_entries_of_many_rows():
+    prefix = list(range(375))
+    requests = [[*prefix, *range(1000 + 16 * i, 1016 + 16 * i)] for i in range(128)]
+    sizes = {"group_size": 4, "num_kv_heads": 8, "num_workers": 264}
+    free = Plan(make_tables(requests), [6256] * 128, **sizes)
+    costly = Plan(make_tables(requests), [6256] * 128, **sizes, entry_tokens=20, row_tokens=6)
+    assert costly.num_parts < free.num_parts
+    assert max(end - begin for _, begin, end, _, _ in costly.entries) > 2 * 94 * 64 * 8 // 264
+
+
+def test_the_largest_block_that_is_read_is_known():
+    planner = AttentionPlanner()
+    assert planner.max_block == -1
+    Plan([[3, 9, 70], [3, 8, 70]], [32, 20], planner)
+    assert planner.max_block == 9
+    Plan([[3, 9, 70], [3, 8, 70]], [33, 20], planner)
+    assert planner.max_block == 70
+    Plan([[3, 9, 70], [3, 8, 70]], [32, 20], planner)
+    assert planner.max_block == 9
+    with pytest.raises(ValueError, match=r"block_tables\[1, 2\] = -1"):
+        Plan([[3, 9, 95], [3, 8, -1]], [33, 33], planner)
+    Plan([[3, 9, -1], [3, 8, -1]], [32, 20], planner)
+    assert planner.max_block == 9
+
+
 @pytest.mark.parametrize(
-    "option", ["num_kv_heads", "num_workers", "max_rows", "min_shared_tokens", "min_chunk_tokens"]
+    "option",
+    [
+        "num_kv_heads",
+        "num_workers",
+        "max_rows",
+        "min_shared_tokens",
+        "min_chunk_tokens",
+        "entry_tokens",
+        "row_tokens",
+    ],
 )
 def test_the_largest_options_overflow_nothing(option):
     plan = Plan([[0, 1, 2], [0, 1, 3]], [48, 35], **{option: 2**31 - 1})

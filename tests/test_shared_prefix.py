@@ -8,77 +8,23 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("parrot._kernels")
 
-from parrot.kernels.shared_prefix import SharedPrefixAttention, shared_prefix_attention_reference  # noqa: E402
+from parrot.kernels.shared_prefix import SharedPrefixAttention  # noqa: E402
+from prefix_batches import BLOCK, relative_error  # noqa: E402
+from prefix_batches import Batch as AnyBatch  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
-BLOCK = 16
 
 
-def grow(tree, above, rng, suffix_lens):
-    """(blocks, length) of each request of a tree: a list of (blocks of a node, what is below it: a number of
-    requests or another such list)."""
-    for num_blocks, below in tree:
-        node = above + [object() for _ in range(num_blocks)]
-        if not isinstance(below, int):
-            yield from grow(below, node, rng, suffix_lens)
-            continue
-        for _ in range(below):
-            length = int(rng.choice(suffix_lens))
-            own = [object() for _ in range(-(-length // BLOCK))]
-            yield node + own, len(node) * BLOCK + length
-
-
-class Batch:
-    """Random requests on a tree of prefixes; unused slots and table entries are poisoned."""
-
-    def __init__(self, seed, heads, kv_heads, head_dim, dtype, tree, suffix_lens):
-        rng = np.random.default_rng(seed)
-        paths = list(grow(tree, [], rng, suffix_lens))
-        names = list({id(b): b for path, _ in paths for b in path}.values())
-        num_blocks = len(names) + 7
-        order = rng.permutation(num_blocks)
-        block_of = {id(b): int(order[i]) for i, b in enumerate(names)}
-        max_blocks = max(len(path) for path, _ in paths) + 1
-        self.block_tables = np.full((len(paths), max_blocks), -1, dtype=np.int32)
-        self.seq_lens = np.array([length for _, length in paths], dtype=np.int32)
-        used = torch.zeros(num_blocks, BLOCK, dtype=torch.bool)
-        for row, (path, length) in enumerate(paths):
-            self.block_tables[row, : len(path)] = [block_of[id(b)] for b in path]
-            for i in range(len(path)):
-                used[self.block_tables[row, i], : min(BLOCK, length - i * BLOCK)] = True
-        generator = torch.Generator().manual_seed(seed)
-        shape = (num_blocks, BLOCK, kv_heads, head_dim)
-        caches = [torch.randn(shape, generator=generator) for _ in range(2)]
-        for cache in caches:
-            cache[~used] = float("nan")
-        self.key_cache, self.value_cache = (c.to(dtype).cuda() for c in caches)
-        self.query = torch.randn(len(paths), heads, head_dim, generator=generator).to(dtype).cuda()
-
-    def reference(self, scale):
-        tables = torch.from_numpy(self.block_tables).cuda()
-        return shared_prefix_attention_reference(
-            self.query.double(), self.key_cache, self.value_cache, tables, self.seq_lens.tolist(), scale
-        )
+def Batch(*args):
+    return AnyBatch(*args, device=torch.device("cuda", torch.cuda.current_device()))
 
 
 def make_kernel(batch, kv_heads, **options):
-    n, blocks = batch.block_tables.shape
-    return SharedPrefixAttention(
-        max_requests=n + 3,
-        max_blocks=blocks + 5,
-        num_heads=batch.query.shape[1],
-        num_kv_heads=kv_heads,
-        head_dim=batch.query.shape[2],
-        device=torch.device("cuda", torch.cuda.current_device()),
-        **options,
-    )
-
-
-def relative_error(out, reference):
-    return ((out.double() - reference).norm() / reference.norm()).item()
+    assert kv_heads == batch.kv_heads
+    return batch.make_kernel(options.pop("implementation", "cuda"), **options)
 
 
 TREES = {

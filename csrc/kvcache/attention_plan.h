@@ -20,6 +20,14 @@ struct AttentionPlanOptions {
     int32_t min_shared_tokens = 64;  // a shorter run of shared tokens is left to each request
     int32_t min_chunk_tokens = 128;  // entries are not split below this
     bool share = true;               // off: every request reads its own tokens
+
+    // What an entry costs besides its tokens, in tokens' worth of a worker's time: its start, and each query
+    // row, whose result is written and, where it is a part, read again.
+    int32_t entry_tokens = 80;
+    int32_t row_tokens = 0;
+    // How much the work of all workers together weighs against the last one's end: workers that share a
+    // memory speed up as others end.
+    int32_t work_percent = 0;
 };
 
 // The work list, in int32 buffers that go to the device as they are (see SharedPrefixAttentionParams).
@@ -47,11 +55,15 @@ class AttentionPlanner {
                               const AttentionPlanOptions& options);
     // How often the shared structure was looked for.
     int64_t num_searches() const { return segments_.num_searches(); }
+    // The largest block id that a request of the last step reads; -1: there is none.
+    int32_t max_block() const { return segments_.max_block(); }
 
   private:
-    // Segments of one length, in tiles of tokens, as far as the balance is concerned.
+    // Segments of one length, in tiles of tokens, and of one number of rows, as far as the balance is
+    // concerned.
     struct Load {
         int32_t tiles;
+        int32_t cost;  // of each of its entries, besides the tiles
         int64_t copies;
     };
 
@@ -62,11 +74,12 @@ class AttentionPlanner {
 
     static Cut cut(int32_t tiles, int32_t chunk_tiles);
     Cut cut(const AttentionSegment& segment) const;
-    int32_t num_member_tiles(const AttentionSegment& segment) const;
+    int32_t entry_cost(int32_t members) const;
     void collect_loads();
     int32_t choose_chunk_tiles();
-    int64_t least_time(int32_t chunk_tiles) const;
+    int64_t even_time(int32_t chunk_tiles) const;
     int64_t makespan(int32_t chunk_tiles);
+    void sort_entries(int32_t chunk_tiles);
     void emit();
     void order_segments();
     void count_parts();
@@ -77,9 +90,14 @@ class AttentionPlanner {
     AttentionPlan plan_;
     int32_t chunk_tiles_ = 1;  // of an entry at most
     std::vector<Load> loads_;
-    std::vector<int64_t> entries_by_tiles_;
+    int64_t time_unit_ = 1;                             // the makespan counts in it, in tokens
+    std::vector<int64_t> entries_by_time_;              // how many take each number of units
     std::vector<std::pair<int64_t, int64_t>> workers_;  // (load, how many workers have it), a heap
-    std::vector<int32_t> sorted_;                       // segments in the order of the work list
+    struct Place {
+        int64_t key;  // its order before ties
+        int32_t segment;
+    };
+    std::vector<Place> sorted_;  // segments in the order of the work list
     std::vector<int32_t> next_part_;
 };
 

@@ -11,11 +11,13 @@
 namespace parrot {
 namespace {
 
-constexpr size_t kSpareBlocks = 16;  // that rows may grow by before all of them are copied again
+constexpr size_t kSpareBlocks = 16;  // that a request may grow by before all of them are copied again
 
 // The first index in [begin, end) at which two rows differ; end if they do not.
 int32_t first_difference(const int32_t* one, const int32_t* other, int32_t begin, int32_t end) {
-    // memcmp runs at memory speed; only the stretch that differs is looked at block by block.
+    // memcmp runs at memory speed, and most rows agree to the end; where they do not, only the stretch that
+    // differs is looked at block by block.
+    if (std::memcmp(one + begin, other + begin, size_t(end - begin) * sizeof(*one)) == 0) return end;
     constexpr int32_t kStretch = 32;
     while (end - begin >= kStretch && std::memcmp(one + begin, other + begin, kStretch * sizeof(*one)) == 0) {
         begin += kStretch;
@@ -54,13 +56,15 @@ void AttentionSegments::check_lengths() const {
     }
 }
 
-// The blocks of a request from index `first` on.
-void AttentionSegments::check_blocks(int32_t request, int32_t first) const {
+// Checks the blocks [first, end) of a request; returns the largest.
+int32_t AttentionSegments::check_blocks(int32_t request, int32_t first, int32_t end) const {
     const int32_t* blocks = row(request);
-    const int32_t end = num_blocks(request);
-    int32_t least = 0;
-    for (int32_t b = first; b < end; ++b) least = std::min(least, blocks[b]);
-    if (least >= 0) return;
+    int32_t least = 0, most = -1;
+    for (int32_t b = first; b < end; ++b) {
+        least = std::min(least, blocks[b]);
+        most = std::max(most, blocks[b]);
+    }
+    if (least >= 0) return most;
     const auto b =
         std::find_if(blocks + first, blocks + end, [](int32_t block) { return block < 0; }) - blocks;
     throw std::invalid_argument(
@@ -72,29 +76,47 @@ bool AttentionSegments::only_grew() const {
     for (size_t r = 0; r < lens_.size(); ++r) {
         const int32_t before = known_lens_[r];
         if (lens_[r] < before || (lens_[r] > before && own_segment_[r] < 0)) return false;
-        const auto num_known = static_cast<size_t>(ceil_blocks(before));
-        if (mutant("blocks_not_compared")) continue;
-        if (std::memcmp(row(static_cast<int32_t>(r)), &known_[r * known_stride_],
-                        num_known * sizeof(int32_t)) != 0) {
-            return false;
+    }
+    if (mutant("blocks_not_compared")) return true;
+    for (size_t i = 0; i < segments_.size(); ++i) {
+        const AttentionSegment& s = segments_[i];
+        const size_t bytes = static_cast<size_t>(count_blocks(s)) * sizeof(int32_t);
+        for (int32_t m = 0; m < s.count; ++m) {
+            const int32_t* blocks = row(order_[static_cast<size_t>(s.first + m)]) + first_block(s);
+            if (std::memcmp(blocks, &known_[known_begin_[i]], bytes) != 0) return false;
         }
     }
     return true;
 }
 
 void AttentionSegments::grow() {
+    int32_t most = max_block_;
     for (int32_t r = 0; r < num_requests_; ++r) {
-        check_blocks(r, ceil_blocks(known_lens_[static_cast<size_t>(r)]));
+        const int32_t num_known = ceil_blocks(known_lens_[static_cast<size_t>(r)]);
+        most = std::max(most, check_blocks(r, num_known, num_blocks(r)));
     }
+    max_block_ = most;
+    bool has_room = true;
     for (size_t r = 0; r < lens_.size(); ++r) {
-        if (own_segment_[r] >= 0) segments_[static_cast<size_t>(own_segment_[r])].end = lens_[r];
+        if (own_segment_[r] < 0) continue;
+        const auto index = static_cast<size_t>(own_segment_[r]);
+        AttentionSegment& own = segments_[index];
+        const auto num_known = static_cast<size_t>(count_blocks(own));
+        own.end = lens_[r];
+        const auto count = static_cast<size_t>(count_blocks(own));
+        has_room = has_room && count <= known_begin_[index + 1] - known_begin_[index];
+        if (!has_room || count == num_known) continue;
+        const int32_t* blocks = row(static_cast<int32_t>(r)) + first_block(own);
+        std::copy(blocks + num_known, blocks + count, &known_[known_begin_[index] + num_known]);
     }
-    remember();
+    known_lens_.assign(lens_.begin(), lens_.end());
+    if (!has_room) remember();
 }
 
+// A segment's blocks are checked as it is found, once for all members, since they have been seen to agree.
 void AttentionSegments::search() {
-    for (int32_t r = 0; r < num_requests_; ++r) check_blocks(r, 0);
     ++num_searches_;
+    max_block_ = -1;
     segments_.clear();
     own_segment_.assign(lens_.size(), -1);
     order_.resize(lens_.size());
@@ -104,24 +126,21 @@ void AttentionSegments::search() {
     } else {
         for (int32_t r = 0; r < num_requests_; ++r) add_segment(0, lens_[static_cast<size_t>(r)], r, 1);
     }
-    known_stride_ = 0;
+    known_lens_.assign(lens_.begin(), lens_.end());
     remember();
 }
 
-// Copies the blocks that are new; all of them where rows have become too short.
+// Copies the blocks of all segments.
 void AttentionSegments::remember() {
-    int32_t widest = 0;
-    for (int32_t r = 0; r < num_requests_; ++r) widest = std::max(widest, num_blocks(r));
-    const bool anew = static_cast<size_t>(widest) > known_stride_;
-    if (anew) {
-        known_stride_ = static_cast<size_t>(widest) + kSpareBlocks;
-        known_.resize(lens_.size() * known_stride_);
+    known_.clear();
+    known_begin_.clear();
+    for (const AttentionSegment& s : segments_) {
+        known_begin_.push_back(known_.size());
+        const int32_t* blocks = row(order_[static_cast<size_t>(s.first)]) + first_block(s);
+        known_.insert(known_.end(), blocks, blocks + count_blocks(s));
+        if (s.count == 1) known_.resize(known_.size() + kSpareBlocks);
     }
-    for (int32_t r = 0; r < num_requests_; ++r) {
-        const int32_t first = anew ? 0 : ceil_blocks(known_lens_[static_cast<size_t>(r)]);
-        std::copy(row(r) + first, row(r) + num_blocks(r), &known_[size_t(r) * known_stride_] + first);
-    }
-    known_lens_.assign(lens_.begin(), lens_.end());
+    known_begin_.push_back(known_.size());
 }
 
 void AttentionSegments::find_shared() {
@@ -165,37 +184,41 @@ void AttentionSegments::split(const Group& group) {
     const auto members = order_.begin() + group.first;
     keyed_.clear();
     for (int32_t i = 0; i < group.count; ++i) {
-        const bool full = lens_[static_cast<size_t>(members[i])] / settings_.block_size > group.index;
         const int32_t request = members[i];
-        keyed_.push_back({full ? row(request)[group.index] : -1 - i, request});
+        const bool full = lens_[static_cast<size_t>(request)] / settings_.block_size > group.index;
+        const int32_t key = full ? row(request)[group.index] : -1 - i;
+        if (full && key < 0) check_blocks(request, group.index, group.index + 1);
+        keyed_.push_back(int64_t{key} << 32 | request);
     }
-    const auto by_key = [](const Keyed& a, const Keyed& b) {
-        return a.key != b.key ? a.key < b.key : a.request < b.request;
-    };
-    std::sort(keyed_.begin(), keyed_.end(), by_key);
-    for (size_t i = 0; i < keyed_.size();) {  // a part is named by its first member
-        const int32_t key = keyed_[i].key, leader = keyed_[i].request;
-        for (; i < keyed_.size() && keyed_[i].key == key; ++i) keyed_[i].key = leader;
+    std::sort(keyed_.begin(), keyed_.end());
+    runs_.clear();
+    for (size_t i = 0; i < keyed_.size(); ++i) {
+        const auto request = static_cast<int32_t>(keyed_[i]);
+        if (i == 0 || keyed_[i] >> 32 != keyed_[i - 1] >> 32) {
+            runs_.push_back({request, static_cast<int32_t>(i), 0});
+        }
+        ++runs_.back().count;
     }
-    std::sort(keyed_.begin(), keyed_.end(), by_key);
-    for (size_t i = 0; i < keyed_.size();) {
-        const auto part = static_cast<int32_t>(i);
-        const int32_t leader = keyed_[i].key;
-        for (; i < keyed_.size() && keyed_[i].key == leader; ++i)
-            members[static_cast<int32_t>(i)] = keyed_[i].request;
-        const int32_t count = static_cast<int32_t>(i) - part;
-        const bool has_more = lens_[static_cast<size_t>(leader)] > group.begin;
-        if (has_more || count > 1) stack_.push_back({group.first + part, count, group.begin, group.index});
+    std::sort(runs_.begin(), runs_.end(), [](const Run& a, const Run& b) { return a.leader < b.leader; });
+    int32_t part = 0;
+    for (const Run& run : runs_) {
+        for (int32_t i = 0; i < run.count; ++i) {
+            members[part + i] = static_cast<int32_t>(keyed_[static_cast<size_t>(run.first + i)]);
+        }
+        const bool has_more = lens_[static_cast<size_t>(run.leader)] > group.begin;
+        if (has_more || run.count > 1) {
+            stack_.push_back({group.first + part, run.count, group.begin, group.index});
+        }
+        part += run.count;
     }
 }
 
 void AttentionSegments::add_segment(int32_t begin, int32_t end, int32_t first, int32_t count) {
     if (end <= begin) return;
+    const int32_t request = order_[static_cast<size_t>(first)];
+    max_block_ = std::max(max_block_, check_blocks(request, begin / settings_.block_size, ceil_blocks(end)));
     // Later splits reorder order_ within a group, never across it, so that the slice keeps its members.
-    if (count == 1) {
-        own_segment_[static_cast<size_t>(order_[static_cast<size_t>(first)])] =
-            static_cast<int32_t>(segments_.size());
-    }
+    if (count == 1) own_segment_[static_cast<size_t>(request)] = static_cast<int32_t>(segments_.size());
     segments_.push_back({begin, end, first, count});
 }
 

@@ -25,6 +25,7 @@ class AttentionSegments {
     const std::vector<int32_t>& order() const { return order_; }  // requests, each once
     int32_t num_requests() const { return num_requests_; }
     int64_t num_searches() const { return num_searches_; }
+    int32_t max_block() const { return max_block_; }  // the largest id that a request reads; -1: none
 
   private:
     // Requests (a slice of order_) whose blocks agree before `index`; tokens from `begin` on are in no
@@ -38,8 +39,9 @@ class AttentionSegments {
         bool operator==(const Settings&) const = default;
     };
 
-    struct Keyed {
-        int32_t key, request;
+    // Members with one next block, named by the first of them.
+    struct Run {
+        int32_t leader, first, count;
     };
 
     int32_t ceil_blocks(int32_t length) const {
@@ -47,8 +49,15 @@ class AttentionSegments {
     }
     int32_t num_blocks(int32_t request) const { return ceil_blocks(lens_[static_cast<size_t>(request)]); }
     const int32_t* row(int32_t request) const { return &tables_[size_t(request) * max_blocks_]; }
+    int32_t first_block(const AttentionSegment& segment) const {
+        return segment.begin / settings_.block_size;
+    }
+    // Blocks of a segment, whose end is that of the last step until grow() has moved it.
+    int32_t count_blocks(const AttentionSegment& segment) const {
+        return ceil_blocks(segment.end) - first_block(segment);
+    }
     void check_lengths() const;
-    void check_blocks(int32_t request, int32_t first) const;
+    int32_t check_blocks(int32_t request, int32_t first, int32_t end) const;
     bool only_grew() const;
     void grow();
     void search();
@@ -68,11 +77,13 @@ class AttentionSegments {
     std::vector<int32_t> order_;
     std::vector<int32_t> own_segment_;  // [num_requests], -1: none
     std::vector<Group> stack_;
-    std::vector<Keyed> keyed_;         // scratch of split
-    std::vector<int32_t> known_;       // [num_requests, known_stride_]: the blocks of the last step
+    std::vector<int64_t> keyed_;  // scratch of split: next block << 32 | request
+    std::vector<Run> runs_;       // scratch of split
+    std::vector<int32_t> known_;  // the blocks that each segment had in the last step, once for all members
+    std::vector<size_t> known_begin_;  // [num_segments + 1]: where in known_; own segments have room to grow
     std::vector<int32_t> known_lens_;  // empty: nothing is known
-    size_t known_stride_ = 0;
     int64_t num_searches_ = 0;
+    int32_t max_block_ = -1;
 };
 
 }  // namespace parrot

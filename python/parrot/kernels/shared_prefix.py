@@ -7,6 +7,7 @@ one tree of contexts can be replayed on another; :func:`shared_prefix_attention_
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from .. import _core
 from .staging import Staging
+from .tensor_checks import check_device, check_dtype, check_int32, check_layout, check_shape
 
 I32 = npt.NDArray[np.int32]
 Implementation = Literal["cuda", "triton"]
@@ -24,6 +26,17 @@ BLOCK_SIZE = 16
 MAX_ROWS = 64  # query rows of one entry, as the kernel's tile has
 _ENTRY_FIELDS = 8
 _MAX_PARTS = 8192
+
+
+@dataclass(frozen=True)
+class PlanCosts:
+    """What the planner takes an entry to cost, in tokens' worth of a thread block's time, and how it weighs
+    the work of all blocks against the end of the last one, in percent (csrc/kvcache/attention_plan.h; where
+    the figures come from: docs/attention.md)."""
+
+    entry_tokens: int = 20
+    row_tokens: int = 6
+    work_percent: int = 75
 
 
 def shared_prefix_attention_reference(
@@ -64,8 +77,10 @@ class SharedPrefixAttention:
     """The kernel with its plan buffers, for one model shape on one device. ``implementation``: the CUDA
     kernel, or its Triton twin, which needs no nvcc (and runs on the CPU in Triton's interpreter).
 
-    Call :meth:`plan` once per step, then the object once per layer. Raises ``ValueError`` for shapes, dtypes
-    or devices that do not fit, naming the argument and both values.
+    Call :meth:`plan` once per step, then the object once per layer. ``num_blocks``: of the caches, so that
+    block ids are checked before a plan is uploaded; without, they are checked at each call. Raises
+    ``ValueError`` for shapes, dtypes, strides, alignments, devices or block ids that do not fit, naming the
+    argument, its axis and both values.
     """
 
     def __init__(
@@ -78,12 +93,23 @@ class SharedPrefixAttention:
         head_dim: int,
         device: torch.device,
         max_parts: int = _MAX_PARTS,
+        num_blocks: int | None = None,
         implementation: Implementation = "cuda",
+        costs: PlanCosts | None = None,
         staging: Staging | None = None,
     ) -> None:
         """``staging``: one of the caller's that has :meth:`sections` of the same sizes; else its own."""
+        _check_sizes(
+            max_requests=max_requests,
+            max_blocks=max_blocks,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            max_parts=max_parts,
+        )
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.max_requests, self.max_blocks = max_requests, max_blocks
+        self.num_blocks, self.costs = num_blocks, costs or PlanCosts()
         self._device = device
         self._dtypes = [torch.float16, torch.bfloat16] + [torch.float32] * (implementation == "triton")
         self._planner = _core.AttentionPlanner()
@@ -95,14 +121,19 @@ class SharedPrefixAttention:
         self._launch, self.num_workers = self._choose(implementation)
         self._next_work = torch.zeros(2, dtype=torch.int32, device=device)
         self.num_requests = self.num_entries = self.num_parts = 0
+        self._max_block = -1  # the largest that the plan reads
         self.num_sharing = 0  # requests that read a part of their tokens together with others
 
     def _choose(self, implementation: Implementation) -> tuple[_Launch, int]:
         """The launch of an implementation, and how many entries it works on at once."""
         if implementation == "triton":
+            if self.head_dim < 16 or self.head_dim & (self.head_dim - 1):
+                raise ValueError(f"head_dim is {self.head_dim}, expected a power of two from 16")
             from .shared_prefix_triton import num_triton_workers
 
             return self._launch_triton, num_triton_workers(self._device)
+        if self.head_dim not in (64, 128):
+            raise ValueError(f"head_dim is {self.head_dim}, expected 64 or 128")
         from .. import _kernels  # present only where nvcc was found
 
         self._kernels = _kernels
@@ -155,15 +186,13 @@ class SharedPrefixAttention:
         """The same without waiting for the staging and without the upload, which are left to its owner.
         ``num_rows`` >= n: rows of the query; those from n on are padding, for which nothing is read and
         nothing is written."""
+        self._check_tables(block_tables, seq_lens)
         n, blocks = block_tables.shape
         num_rows = n if num_rows is None else num_rows
-        if not n <= num_rows <= self.max_requests or blocks > self.max_blocks:
-            raise ValueError(
-                f"block_tables is [{n}, {blocks}] in {num_rows} rows, the buffers hold "
-                f"[{self.max_requests}, {self.max_blocks}]"
-            )
+        if not n <= num_rows <= self.max_requests:
+            raise ValueError(f"num_rows is {num_rows}, expected {n} to {self.max_requests}")
         views = self._staging.host
-        self.num_entries, num_members, self.num_parts = self._planner.plan(
+        num_entries, num_members, num_parts = self._planner.plan(
             block_tables,
             seq_lens,
             views["entries"],
@@ -176,7 +205,13 @@ class SharedPrefixAttention:
             min_shared_tokens=min_shared_tokens,
             min_chunk_tokens=min_chunk_tokens,
             share=share,
+            entry_tokens=self.costs.entry_tokens,
+            row_tokens=self.costs.row_tokens,
+            work_percent=self.costs.work_percent,
         )
+        if self.num_blocks is not None and self._planner.max_block >= self.num_blocks:
+            raise ValueError(_name_block(block_tables, seq_lens, self.num_blocks))
+        self.num_entries, self.num_parts, self._max_block = num_entries, num_parts, self._planner.max_block
         self.num_sharing = count_sharing(
             views["entries"].reshape(-1, _ENTRY_FIELDS)[: self.num_entries],
             views["members"].reshape(-1, 2)[:num_members],
@@ -251,22 +286,54 @@ class SharedPrefixAttention:
             num_workers=self.num_workers,
         )
 
+    def _check_tables(self, block_tables: I32, seq_lens: I32) -> None:
+        check_int32("block_tables", block_tables, 2)
+        check_int32("seq_lens", seq_lens, 1)
+        for axis, room in enumerate((self.max_requests, self.max_blocks)):
+            size = block_tables.shape[axis]
+            if size > room:
+                raise ValueError(f"block_tables axis {axis} is {size}, expected at most {room}")
+        if len(seq_lens) != len(block_tables):
+            raise ValueError(f"seq_lens axis 0 is {len(seq_lens)}, expected {len(block_tables)}")
+
     def _check(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, output: Tensor) -> None:
         rows = (self.num_requests, self.num_heads, self.head_dim)
-        cache = (key_cache.shape[0], BLOCK_SIZE, self.num_kv_heads, self.head_dim)
-        expected = {
-            "query": (query, rows),
-            "output": (output, rows),
-            "key_cache": (key_cache, cache),
-            "value_cache": (value_cache, cache),
-        }
-        for name, (tensor, shape) in expected.items():
-            if tuple(tensor.shape) != shape:
-                raise ValueError(f"{name} is {tuple(tensor.shape)}, expected {shape}")
-            if tensor.dtype != query.dtype or tensor.dtype not in self._dtypes:
-                expected_dtypes = " or ".join(map(str, self._dtypes))
-                raise ValueError(
-                    f"{name} is {tensor.dtype}, expected {expected_dtypes} as query ({query.dtype})"
-                )
-            if tensor.device != self._device or not tensor.is_contiguous():
-                raise ValueError(f"{name} is on {tensor.device} or not contiguous; expected {self._device}")
+        num_blocks = self.num_blocks
+        if num_blocks is None:
+            num_blocks = key_cache.shape[0] if key_cache.dim() else 0
+        cache = (num_blocks, BLOCK_SIZE, self.num_kv_heads, self.head_dim)
+        check_dtype("query", query, self._dtypes)
+        for name, tensor, shape in (
+            ("query", query, rows),
+            ("output", output, rows),
+            ("key_cache", key_cache, cache),
+            ("value_cache", value_cache, cache),
+        ):
+            check_shape(name, tensor, shape)
+            check_dtype(name, tensor, (query.dtype,))
+            check_device(name, tensor, self._device)
+            check_layout(name, tensor)
+        if self._max_block >= num_blocks:
+            raise ValueError(
+                f"key_cache axis 0 is {num_blocks}, expected at least {self._max_block + 1}: "
+                f"block_tables name block {self._max_block}"
+            )
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}, expected at least 1")
+    heads, kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
+    if heads % kv_heads or heads // kv_heads > MAX_ROWS:
+        raise ValueError(
+            f"num_heads is {heads}, expected 1 to {MAX_ROWS} times num_kv_heads, which is {kv_heads}"
+        )
+
+
+def _name_block(block_tables: I32, seq_lens: I32, num_blocks: int) -> str:
+    """The first block of a plan that a cache of ``num_blocks`` does not have."""
+    is_used = np.arange(block_tables.shape[1]) * BLOCK_SIZE < seq_lens[:, None]
+    request, index = np.argwhere(is_used & (block_tables >= num_blocks))[0]
+    block = block_tables[request, index]
+    return f"block_tables[{request}, {index}] is {block}, expected below num_blocks = {num_blocks}"
