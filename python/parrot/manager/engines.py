@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _MAX_INVITED = 4096
 _MAX_REASON = 300
 _HUNG_AFTER_LOSSES = 3  # times the silence after which an engine is lost
+_RECEIVE_S = 0.003  # of handling frames, until others on the loop have their turn
 _MAX_GONE = 256  # names of engines that are gone, as far as they are remembered
 
 
@@ -47,8 +48,10 @@ class EngineRegistry:
         self._refused: set[str] = set()  # epochs
         self._replaced: set[str] = set()  # epochs of lives whose name a later one has
         self._stalled: dict[str, Stalled] = {}  # by epoch
+        self._freed: dict[Engine, list[wire.ContextId]] = {}  # not told yet
         self._next_id = 1
         self._last_beat = 0.0
+        self._receiving_since = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self.num_dropped_frames = 0
         self.num_lost_frames = 0  # how often frames were found missing, of either side
@@ -132,6 +135,18 @@ class EngineRegistry:
         asyncio.get_running_loop().call_soon(self._lose, engine, "its connection is gone")
         return False
 
+    def free_later(self, engine: Engine, context_id: wire.ContextId) -> None:
+        """Tell an engine that nobody will name this context again: together with others, after what this turn
+        of the loop still does, since nothing waits for it and each frame wakes a thread."""
+        if not self._freed:
+            asyncio.get_running_loop().call_soon(self._send_freed)
+        self._freed.setdefault(engine, []).append(context_id)
+
+    def _send_freed(self) -> None:
+        freed, self._freed = self._freed, {}
+        for engine, context_ids in freed.items():
+            self.send(engine, wire.FreeContexts(tuple(context_ids)))
+
     def _send_frame(self, identity: bytes, message: wire.ToEngine) -> bool:
         return self._socket.send(identity, wire.encode(message))
 
@@ -144,7 +159,10 @@ class EngineRegistry:
                 self.num_dropped_frames += 1
                 number = self.num_dropped_frames
                 log.warning("dropped frame %d of an engine: %s", number, error.message[:300])
-        await asyncio.sleep(0)  # receiving what is there already does not yield to requests
+        # Receiving what is there already does not yield to requests.
+        if now_s() - self._receiving_since >= _RECEIVE_S:
+            await asyncio.sleep(0)
+            self._receiving_since = now_s()
 
     def _receive(self, parts: list[bytes]) -> None:
         if len(parts) != 2:

@@ -83,6 +83,7 @@ class Executor:
         )
         self._turn_is_due = False
         self._members: list[Call] | None = None  # of task groups, ready in the frame that is being handled
+        self._ended: list[tuple[Call, str]] = []  # in this turn, with their tenants
         self.num_live = 0
         self.counts = CallCounts()
 
@@ -211,20 +212,19 @@ class Executor:
     def apply(self, changes: Changes) -> None:
         """Carry out what an event did to a graph; a :meth:`turn` must follow."""
         now = now_us()
+        if changes.ended and not self._ended:
+            asyncio.get_running_loop().call_soon(self._record_ended)  # if no turn of mine comes first
         for call in changes.ended:
             self.dispatcher.stop(call)
             if call.state is not CallState.DONE or call.timing.finished_us is None:
                 call.timing.finished_us = now
             self.num_live -= 1
-            self.counts.ended(call)
             self.early.ended(call)
-            if self._uses is not None:
-                self._uses.ended(call)
             application = self._applications[call.session_id]
             application.tenant.ended(call)
-            self.history.add(application.tenant.name, call)
             if application.single is not None:
                 application.single.ended()
+            self._ended.append((call, application.tenant.name))
         for call in changes.ready:
             if call.timing.ready_us is None:
                 call.timing.ready_us = now
@@ -234,12 +234,21 @@ class Executor:
                 self.dispatcher.enqueue(call)
 
     def turn(self) -> None:
-        """Deduce objectives, then encode, place and send what is ready."""
+        """Deduce objectives, then encode, place and send what is ready; what can wait comes after that."""
         self._turn_is_due = False
         self._objectives.turn()
-        self.knowledge.tell_uses()
         self.dispatcher.turn()
+        self._record_ended()
+        self.knowledge.tell_uses()
         self.early.turn()
+
+    def _record_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        for call, tenant in ended:
+            self.counts.ended(call)
+            self.history.add(tenant, call)
+            if self._uses is not None:
+                self._uses.ended(call)
 
     def _set_pace(self) -> None:
         self._objectives.pace = Pace.of(

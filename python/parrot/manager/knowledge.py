@@ -43,7 +43,8 @@ class PrefixKnowledge:
             self._uses.engine_lost(engine.engine_id)
 
     def tell_uses(self) -> None:
-        """Before what a turn dispatches: that may be what cached contexts have to make room for."""
+        """After what a turn dispatches, which would wait for it. An engine within a step hears of both before
+        it admits a call; one that has nothing to do seldom has to make room."""
         news = self._uses.take_news() if self._uses is not None else {}
         for engine_id, message in news.items():
             engine = self.registry.get(engine_id)
@@ -84,7 +85,7 @@ class PrefixKnowledge:
     def release(self, engine: Engine, context_id: wire.ContextId) -> None:
         """Nobody will name this context again, whether or not it is there yet."""
         self._cut(engine.engine_id, context_id, 0)
-        self.registry.send(engine, wire.FreeContexts((context_id,)))
+        self.registry.free_later(engine, context_id)
 
     def evicted(self, engine: Engine, report: wire.ContextsEvicted) -> None:
         """Contexts lost tokens."""
