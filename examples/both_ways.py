@@ -230,6 +230,7 @@ def print_tallies(console: Console, parrot: Tally, twin: Tally, calls: Sequence[
     num_latency = sum(call.objective == "LATENCY" for call in calls)
     console.print(
         f"Of Parrot's calls {num_latency} were latency-sensitive and {len(calls) - num_latency} for "
-        f"throughput, in {len(groups)} task groups. No network delay is emulated.",
+        f"throughput, in {len(groups)} task groups. No network delay is emulated. "
+        "One run of each, Parrot's first: a look, no measurement (python -m bench).",
         style="dim",
     )

@@ -86,6 +86,7 @@ def compare(
     asyncio.run(run_twin())
     twin_s = time.perf_counter() - begin
     print(f"{summary}\n\nParrot {parrot_s:.2f} s, client-orchestrated twin {twin_s:.2f} s")
+    print("one run of each, Parrot's first: a look, no measurement (python -m bench)")
     print(
         "No network delay is emulated here; `parrot demo` and `python -m bench apps-cpu` emulate a client "
         "that is 250 ms away."

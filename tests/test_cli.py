@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import parrot.engine.server
@@ -189,3 +190,24 @@ def test_an_unknown_switch_is_answered_with_those_there_are(
 ) -> None:
     assert call_main(monkeypatch, "serve", "--off", "magic") != 0
     assert "--off magic is none of group_placement, prefix_affinity" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "manager", "engine"])
+def test_help_on_a_narrow_terminal_has_every_option_in_full(command: str) -> None:
+    shown = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "80"}).output
+    assert "…" not in shown
+    expected = {"serve": ("--no-shared-prefix-attention", "--published-templates", "--gpus")}
+    for option in ("--stall-after-s", "--curve-keys", *expected.get(command, ())):
+        assert option in shown
+
+
+def test_an_option_of_several_commands_has_one_default_but_for_the_port_of_engines() -> None:
+    def defaults(command: str) -> dict[str, object]:
+        names = typer.main.get_command(cli.app).commands[command].params  # type: ignore
+        return {one.name: one.default for one in names}
+
+    serve, manager, engine = map(defaults, ("serve", "manager", "engine"))
+    assert {name for name in serve.keys() & manager.keys() if serve[name] != manager[name]} == {"engine_port"}
+    assert {name for name in serve.keys() & engine.keys() if serve[name] != engine[name]} == set()
+    of_one_engine = {"manager", "name", "manager_timeout_s", "parent_pid", "write_cost"}
+    assert serve.keys() == (manager.keys() | engine.keys() | {"engines", "gpus"}) - of_one_engine

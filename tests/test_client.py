@@ -64,8 +64,10 @@ def free_port() -> int:
 
 def test_nobody_listening_names_the_url_and_the_fix() -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    with P.connect(url), pytest.raises(ServiceUnreachable, match=rf"{url}.*start one with `parrot serve`"):
+    said = rf"{url}.*start one with `parrot serve`"
+    with P.connect(url), pytest.raises(ServiceUnreachable, match=said) as caught:
         ask("x").get(timeout=60)
+    assert [frame.name for frame in caught.traceback[1:]] == ["get", "wait"]  # none of the background loop
 
 
 def test_a_connection_that_breaks_is_not_called_refused() -> None:

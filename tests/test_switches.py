@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parrot.cli.serve import SWITCHES
+from parrot.cli.options import SWITCHES
 from parrot.simulation.engine import EngineSpec
 from parrot.wire import CostModel
 from simulation import Placement, Submit, call, play, text

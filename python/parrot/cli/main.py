@@ -16,6 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
+    rich_markup_mode=None,  # its tables cut option names off where a terminal is narrow
     pretty_exceptions_enable=False,
 )
 app.command()(serve.serve)

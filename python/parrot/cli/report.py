@@ -54,6 +54,7 @@ def print_times(console: Console, parrot: Run, twin: Run, rtt_ms: int) -> None:
         table.add_row(name, f"{run.makespan_s:.2f} s", str(requests))
     console.print(table)
     console.print(f"An emulated client round trip of {rtt_ms} ms is in both times.", style="dim")
+    console.print("One run of each, Parrot's first: a look, no measurement (python -m bench).", style="dim")
 
 
 def _bar(run: Run, call: CallView, num_cells: int) -> Text:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import TypeVar
 
+from ..errors import ParrotError
+
 T = TypeVar("T")
 
 _lock = threading.Lock()
@@ -42,9 +44,12 @@ def call_later(delay_s: float, action: Callable[[], object]) -> None:
 
 
 def wait(future: Future[T]) -> T:
-    """The result of ``future``; an interrupt while waiting cancels the work."""
+    """The result of ``future``; an interrupt while waiting cancels the work. An error of Parrot's says itself
+    what is wrong and where: the frames of this loop, in which it came up, are left out of its trace."""
     try:
         return future.result()
+    except ParrotError as error:
+        raise error.with_traceback(None) from error.__cause__
     except BaseException:
         future.cancel()
         raise

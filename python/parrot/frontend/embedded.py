@@ -122,12 +122,13 @@ class EmbeddedService:
                 self._check_alive()
                 progress.update(time.monotonic() - self._started)
                 time.sleep(_POLL_S)
-            self._url.set_result(json.loads(self._ready_file.read_text())["url"])
+            url = json.loads(self._ready_file.read_text())["url"]
+            progress.end(time.monotonic() - self._started)
+            self._url.set_result(url)
         except ParrotError as error:
             self._url.set_exception(error)
         except Exception as error:
             self._url.set_exception(SetupError(f"the embedded service's ready file is broken: {error!r}"))
-        progress.end(time.monotonic() - self._started)
 
     def _check_alive(self) -> None:
         if self._stopped:
@@ -164,7 +165,12 @@ class _Progress:
 
     def end(self, elapsed_s: float) -> None:
         if self._shown:
-            print(f"parrot: embedded service up after {elapsed_s:.1f} s", file=sys.stderr, flush=True)
+            print(
+                f"parrot: the embedded service takes calls after {elapsed_s:.1f} s; they run once its "
+                "engine has loaded the model",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def stop_all() -> None:
