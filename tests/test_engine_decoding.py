@@ -305,6 +305,28 @@ def test_white_space_between_values_is_bounded(make: MakeHarness) -> None:
     assert result.outputs[0].text == json.dumps(json.loads(result.outputs[0].text))
 
 
+def test_masks_are_computed_while_the_model_runs(make: MakeHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness, model_runs = make(), threading.Event()
+    forward, compute = harness.runner.forward, Grammars._masks
+    num_masks = []
+
+    def run(*args: Any) -> torch.Tensor:
+        model_runs.set()
+        return forward(*args)
+
+    def masks(self: Grammars, matchers: Any) -> Any:
+        assert model_runs.wait(60), "the model waits for masks"
+        model_runs.clear()
+        num_masks.append(len(matchers))
+        return compute(self, matchers)
+
+    monkeypatch.setattr(harness.runner, "forward", run)
+    monkeypatch.setattr(Grammars, "_masks", masks)
+    result = harness.generate(prompt_of(20), **constrained(SCHEMA))
+    assert json.loads(result.outputs[0].text)["name"] in ("Ada", "Grace")
+    assert len(num_masks) > 2
+
+
 def test_an_impossible_grammar_fails_its_own_call_and_the_engine_goes_on(make: MakeHarness) -> None:
     harness = make()
     for _ in range(2):  # compiled, then found in the cache
