@@ -20,6 +20,7 @@ from .application import Application
 from .call import Call, CallState
 from .call_counts import CallCounts
 from .clock import now_s, now_us
+from .deferrals import Deferrals
 from .dispatcher import Dispatcher
 from .early_fill import EarlyFills
 from .engines import Engine, EngineRegistry
@@ -81,6 +82,7 @@ class Executor:
         self.replies = ReplyHandler(
             self.dispatcher, self.knowledge, self.early, apply=self.apply, fail=self.call_failed
         )
+        self.deferrals = Deferrals(self.background, apply=self.apply, turn=self.turn)
         self._turn_is_due = False
         self._members: list[Call] | None = None  # of task groups, ready in the frame that is being handled
         self._ended: list[tuple[Call, str]] = []  # in this turn, with their tenants
@@ -232,6 +234,8 @@ class Executor:
                 self._members.append(call)
             else:
                 self.dispatcher.enqueue(call)
+        if changes.later is not None:
+            self.deferrals.start(changes.later)
 
     def turn(self) -> None:
         """Deduce objectives, then encode, place and send what is ready; what can wait comes after that."""
@@ -261,8 +265,12 @@ class Executor:
     async def drain(self, grace_s: float) -> None:
         """Take no more work, and give what is ready or running ``grace_s`` to finish."""
         self.refusal = "the service is shutting down"
-        if not await self.dispatcher.wait_idle(grace_s):
-            log.warning("%d calls did not finish within %g s", self.dispatcher.num_busy, grace_s)
+        until = now_s() + grace_s
+        while await self.dispatcher.wait_idle(until - now_s()):
+            if not self.deferrals.num_pending or now_s() >= until:
+                return
+            await self.deferrals.wait(until - now_s())  # which may make calls ready
+        log.warning("%d calls did not finish within %g s", self.dispatcher.num_busy, grace_s)
 
     # --- CallOwner ---
 

@@ -6,12 +6,13 @@ Spreading is iterative, so that a chain of any length is safe. Each variable end
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..errors import Cancelled, ErrorInfo, ParrotError, TransformFailed, UpstreamFailed, ValueTooLarge
 from .call import Call, CallState, InputBinding
-from .transforms import Transformer
+from .transforms import Deferred, Failure, Need, Transformer, Work
 from .value_bytes import ValueBytes
 from .variable import Consumer, Variable
 
@@ -24,24 +25,51 @@ _CANCEL_CODES = ("cancelled", "session_closed", "deadline_exceeded")
 class Changes:
     """What an event did. ``variables`` have ended, in this order. ``ready``: calls that went from WAITING to
     QUEUED; schedule them. ``ended``: calls that are done, failed or cancelled now. ``stopped``: those of
-    ``ended`` that were queued or have steps with an engine; take them out of the scheduler and abort them."""
+    ``ended`` that were queued or have steps with an engine; take them out of the scheduler and abort them.
+    ``later``: what the event has still to do."""
 
     variables: list[Variable] = field(default_factory=list)
     ready: list[Call] = field(default_factory=list)
     ended: list[Call] = field(default_factory=list)
     stopped: list[Call] = field(default_factory=list)
+    later: Later | None = None
+
+
+@dataclass(slots=True)
+class Later:
+    """Deliveries of an event whose transforms would hold the loop: do :attr:`work` elsewhere or, if there is
+    none, let the loop turn; then :meth:`go_on`. Whatever else happens to the graph may come in between."""
+
+    _flow: Flow
+    _finish: Callable[[Flow], Changes]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do, since the session has ended."""
+        return not self._flow.is_deferred
+
+    @property
+    def work(self) -> Work | None:
+        """What the next delivery waits for."""
+        return self._flow.work
+
+    def go_on(self, work: Work | None, done: tuple[str | Failure, float] | None) -> Changes:
+        """``done``: result of the work, and the processor time that it took."""
+        self._flow.go_on(work, done)
+        return self._finish(self._flow)
 
 
 class Flow:
     """Give variables their ends, then :meth:`run`, then take ``changes``."""
 
-    def __init__(self, max_value_bytes: int, values: ValueBytes) -> None:
+    def __init__(self, max_value_bytes: int, values: ValueBytes, *, may_defer: bool = False) -> None:
         """``values`` counts what comes to exist, except for what is given to :meth:`publish`."""
         self.changes = Changes()
         self._max_value_bytes = max_value_bytes
         self._values = values
         self._kept: dict[int, str] = {}  # by identity: equal chains of one value give one string
-        self._transformer = Transformer(max_value_bytes)
+        self._transformer = Transformer(max_value_bytes, may_defer=may_defer)
+        self._deferred: deque[tuple[Need, Callable[[], None]]] = deque()  # and how to try again
         self._ended: deque[Variable] = deque()
         self._unread: dict[Variable, None] = {}  # lost a reader that will never run
 
@@ -50,13 +78,23 @@ class Flow:
         variable.end(value, None)
         self._ended.append(variable)
 
-    def publish_output(self, call: Call, step: int) -> None:
-        """What the engine generated for a step, through the output's transforms, is its variable's value."""
+    def written(self, call: Call, step: int) -> None:
+        """The engine has generated the output of a step, which is in its binding."""
+        if call.steps[step].output.binding.variable.pending:
+            self._publish_output(call, step)
+        self.run()
+        self.settle(call)
+        self.wake(call)
+
+    def _publish_output(self, call: Call, step: int) -> None:
+        """What was generated, through the output's transforms, is its variable's value."""
         binding = call.steps[step].output.binding
         try:
             where = f"call {call.name}, output {binding.name!r}"
             value = self._transformer.apply(binding.chain, binding.raw or "", where=where)
             self._keep(value, where)
+        except Deferred as deferred:
+            self._deferred.append((deferred.need, partial(self.written, call, step)))
         except (TransformFailed, ValueTooLarge) as error:
             self.break_variable(binding.variable, error.to_info())
         else:
@@ -122,6 +160,9 @@ class Flow:
             binding.text = self._transformer.apply(binding.chain, value or "", where=where)
             if binding.text is not value:
                 self._keep(binding.text, where)
+        except Deferred as deferred:
+            self._deferred.append((deferred.need, partial(self.deliver, consumer)))
+            return
         except (TransformFailed, ValueTooLarge) as error:
             self.break_steps(call, binding.first_step, error.to_info())
             return
@@ -157,8 +198,33 @@ class Flow:
             source = binding.variable
             if binding.first_step >= num_wanted and source is not None and source.producer is not call:
                 self._unread[source] = None
-        if num_wanted <= call.next_step:
+        if num_wanted == 0:  # also one whose outputs are all written may wait for their transforms
             self._end(call)
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether deliveries wait for their transforms."""
+        return bool(self._deferred)
+
+    @property
+    def work(self) -> Work | None:
+        """What the first of them waits for; None if that is only the next turn of the loop."""
+        return self._transformer.work(self._deferred[0][0]) if self._deferred else None
+
+    def go_on(self, work: Work | None, done: tuple[str | Failure, float] | None) -> None:
+        """Deliver in the same order until one is heavy or the loop has to turn again; then take the new
+        ``changes``."""
+        self.changes = Changes()
+        self._transformer.next_slice()
+        if work is not None and done is not None:
+            self._transformer.worked(work, *done)
+        while self._deferred and self._transformer.may_ask(self._deferred[0][0]):
+            _, deliver = self._deferred.popleft()
+            deliver()
+
+    def give_up(self) -> None:
+        """The session has ended: nothing more is delivered."""
+        self._deferred.clear()
 
     def cancel_unread(self) -> None:
         """End as cancelled, upwards, what nobody needs since its last reader went."""
@@ -170,13 +236,17 @@ class Flow:
                 self.break_variable(variable, Cancelled(message).to_info())
                 self.run()
 
-    def _derive(self, derived: Variable) -> None:
+    def _derive(self, derived: Variable, done: Sequence[str] = ()) -> None:
+        """``done``: texts of the first sources that are there from an earlier try."""
         assert derived.derivation is not None
+        if not derived.pending:
+            return
         where, limit = _title(derived), self._max_value_bytes
+        texts = list(done)
         try:
-            texts: list[str] = []
-            size = -len(derived.derivation.separator)
-            for number, source in enumerate(derived.derivation.sources, start=1):
+            size = sum(map(len, texts)) + len(derived.derivation.separator) * (len(texts) - 1)
+            for number in range(len(texts) + 1, len(derived.derivation.sources) + 1):
+                source = derived.derivation.sources[number - 1]
                 here = f"{where}, source {number}"
                 texts.append(self._transformer.apply(source.chain, source.variable.value or "", where=here))
                 size += len(texts[-1]) + len(derived.derivation.separator)
@@ -186,6 +256,8 @@ class Flow:
             value = self._transformer.apply(derived.derivation.chain, joined, where=where)
             if value is not derived.derivation.sources[0].variable.value:
                 self._keep(value, where)
+        except Deferred as deferred:
+            self._deferred.append((deferred.need, partial(self._derive, derived, texts)))
         except (TransformFailed, ValueTooLarge) as error:
             self.break_variable(derived, error.to_info())
         else:

@@ -28,7 +28,7 @@ from .call import NO_TARGETS, Call, CallState, OutputBinding, Step, Targets
 from .cycles import check_cycles
 from .demand import Demand, earliest
 from .draft import Draft, Setting, check_value_size, describe_origin, drafting
-from .flow import Changes, Flow
+from .flow import Changes, Flow, Later
 from .prefix import prefix_hashes
 from .prompt_table import PromptTable
 from .recorder import Recorder
@@ -71,10 +71,11 @@ class Graph:
         prompts: PromptTable | None = None,
         recorder: Recorder | None = None,
         held: Held | None = None,
+        may_defer: bool = False,
     ) -> None:
         """``call_ids``, ``hash_key`` and ``prompts``: one each per manager; ``domain`` isolates tenants, and
         ``held`` counts the values of all graphs of one. ``recorder`` is told what it takes to build the graph
-        again (:mod:`parrot.manager.recovery`)."""
+        again (:mod:`parrot.manager.recovery`). ``may_defer``: see ``Changes.later``."""
         self.session_id = session_id
         self.domain = domain
         self.calls: dict[CallId, Call] = {}
@@ -85,6 +86,8 @@ class Graph:
         self.review_us: int | None = None
         self.next_task_group = 0
         self._expiring: dict[Variable, None] = {}
+        self._may_defer = may_defer
+        self._deferring: dict[Flow, None] = {}
         self.recorder = recorder
         self._config = config or ManagerConfig()
         self.values = ValueBytes(self._config, held or Held())
@@ -158,11 +161,7 @@ class Graph:
         call.next_step += 1
         if call.next_step >= call.num_dispatched:
             call.state = CallState.WAITING
-        if binding.variable.pending:
-            flow.publish_output(call, step)
-        flow.run()
-        flow.settle(call)
-        flow.wake(call)
+        flow.written(call, step)
         return self._finish(flow, written=call.steps[step])
 
     def fail(self, call: Call, error: ErrorInfo) -> Changes:
@@ -213,6 +212,8 @@ class Graph:
 
     def close(self, error: ErrorInfo) -> Changes:
         """The session ends: so does everything that has not ended, with ``error``."""
+        for deferred in self._deferring:
+            deferred.give_up()
         flow = self._flow()
         for variable in self.variables.values():
             if variable.pending:
@@ -278,6 +279,9 @@ class Graph:
         flow.run()
         for call in calls:
             flow.wake(call)
+            for step in call.steps[: call.next_step]:
+                if step.output.binding.variable.pending:  # the manager died while it was transformed
+                    flow.written(call, step.index)
         self.is_stale = bool(calls)
         return self._finish(flow)
 
@@ -375,15 +379,19 @@ class Graph:
         """The output of a step if more of it is needed than its variable's value."""
         output = step.output.binding
         producer = output.variable.producer
-        goes_on = producer is not None and not producer.ended
+        goes_on = producer is not None and not producer.ended  # or its transforms are still to come
         return output if goes_on or output.logprobs is not None else None
 
     def _flow(self) -> Flow:
-        return Flow(self._config.max_value_bytes, self.values)
+        return Flow(self._config.max_value_bytes, self.values, may_defer=self._may_defer)
 
     def _finish(self, flow: Flow, *, given: Container[Variable] = (), written: Step | None = None) -> Changes:
         """``given``: variables whose values the submit on record has; ``written``: what an engine wrote."""
         changes = flow.run()
+        self._deferring.pop(flow, None)
+        if flow.is_deferred:
+            self._deferring[flow] = None
+            changes.later = Later(flow, self._finish)
         if self.recorder is not None:
             ended = [variable for variable in changes.variables if variable not in given]
             self.recorder.ended(ended, None if written is None else self._needed(written))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jsonpath_ng import jsonpath as ast
 from jsonpath_ng.exceptions import JSONPathError
@@ -17,6 +17,7 @@ from jsonpath_ng.parser import parse
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 MAX_VISITED_NODES = 50_000
+_NODES_PER_CHECK = 256
 MAX_STEPS = 64  # the parser takes time that grows with their square
 _STEP = re.compile(r"[.\[,|&(]")
 
@@ -45,12 +46,19 @@ def compile_path(path: str) -> ast.JSONPath:
     return tree
 
 
-def first_match(tree: ast.JSONPath, document: Json) -> tuple[Json] | None:
+def _nothing() -> None:
+    """Nobody looks at the time."""
+
+
+def first_match(
+    tree: ast.JSONPath, document: Json, check_time: Callable[[], None] = _nothing
+) -> tuple[Json] | None:
     """The first value that a compiled path selects, in document order, as a 1-tuple; None if there is none.
+    ``check_time`` is called now and then, and may raise.
 
     Raises :class:`PathBudgetExceeded`.
     """
-    match = next(_walk(tree, document, document, _Meter()), _NOTHING)
+    match = next(_walk(tree, document, document, _Meter(check_time)), _NOTHING)
     return None if isinstance(match, _Nothing) else (match,)
 
 
@@ -62,11 +70,14 @@ _NOTHING = _Nothing()
 
 
 class _Meter:
-    def __init__(self) -> None:
+    def __init__(self, check_time: Callable[[], None]) -> None:
         self.num_left = MAX_VISITED_NODES
+        self._check_time = check_time
 
     def visit(self) -> None:
         self.num_left -= 1
+        if self.num_left % _NODES_PER_CHECK == 0:
+            self._check_time()
         if self.num_left < 0:
             raise PathBudgetExceeded(f"no match among the first {MAX_VISITED_NODES} nodes")
 

@@ -35,17 +35,29 @@ _NUMBER = re.compile(
 )
 
 
+# What an application may be on the loop; anything above is for the process of its own.
+LIGHT_S = 0.002
+LIGHT_CHARS = 1 << 14  # of a text that an operator gets or makes
+LIGHT_REGEX_WORK = 1 << 18
+
+
 class Mismatch(Exception):
     """The value does not fit the operator; the chain adds where."""
 
 
+class TooHeavy(Exception):
+    """The application takes longer than a light one may; it has changed nothing."""
+
+
 class Budget:
     """What one application of a chain may take: ``max_bytes`` for each result (characters are a lower
-    bound), and a share of the thread's time."""
+    bound), and a share of the thread's time. One that ``is_light`` ends as :class:`TooHeavy` instead of
+    holding its thread for more than some milliseconds."""
 
-    def __init__(self, max_bytes: int, left_s: float) -> None:
+    def __init__(self, max_bytes: int, left_s: float, *, is_light: bool = False) -> None:
         self.max_bytes = max_bytes
         self._may_take_s = min(MAX_CHAIN_S, left_s)
+        self._is_light = is_light
         self._began = time.thread_time()
 
     @property
@@ -55,13 +67,22 @@ class Budget:
 
     def check_time(self) -> None:
         """Raise :class:`Mismatch` if the chain has run for too long."""
-        if self.spent_s > self._may_take_s:
+        spent_s = self.spent_s
+        if spent_s > self._may_take_s:
             raise Mismatch("the transforms took too long")
+        if self._is_light and spent_s > LIGHT_S:
+            raise TooHeavy
 
     def check_size(self, size: int) -> None:
         """Raise :class:`Mismatch` for a result that is too large."""
         if size > self.max_bytes:
             raise Mismatch(f"a result of {size} bytes is above the limit of {self.max_bytes}")
+        self.weigh(num_chars=size)
+
+    def weigh(self, *, num_chars: int = 0, regex_work: int = 0) -> None:
+        """What comes is an operator on such a text, or a match of so much work."""
+        if self._is_light and (num_chars > LIGHT_CHARS or regex_work > LIGHT_REGEX_WORK):
+            raise TooHeavy
 
 
 Apply = Callable[[Json, Budget], Json]
@@ -129,8 +150,10 @@ def _regex(transform: Regex) -> Apply:
 
     def apply(value: Json, budget: Budget) -> Json:
         text = as_text(value)
-        if pattern.programsize * len(text) > MAX_REGEX_WORK:
+        work = pattern.programsize * len(text)
+        if work > MAX_REGEX_WORK:
             raise Mismatch(f"{len(text)} characters are too many for pattern {transform.pattern!r}")
+        budget.weigh(regex_work=work)
         try:
             return find(pattern, transform, text, budget)
         except UnicodeEncodeError:
@@ -166,10 +189,10 @@ def _json_path(transform: JsonPath) -> Apply:
     except PathError as error:
         raise ValueError(f"bad path {transform.path!r}: {error}") from None
 
-    def apply(value: Json, _: Budget) -> Json:
+    def apply(value: Json, budget: Budget) -> Json:
         document = _parse_json(value) if isinstance(value, str) else value
         try:
-            found = first_match(path, document)
+            found = first_match(path, document, budget.check_time)
         except PathBudgetExceeded as error:
             raise Mismatch(f"{transform.path!r}: {error}") from None
         if found is None:

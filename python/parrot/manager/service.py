@@ -52,7 +52,7 @@ class Service:
         self.config = executor.config
         self.token_bytes = TokenBytes(executor.prompts.tokenizer.backend)
         self.tenants = executor.tenants
-        self._sessions = SessionTable(self.config, self.tenants, journal=journal)
+        self._sessions = SessionTable(self.config, self.tenants, journal=journal, may_defer=True)
         self._idle_collector = IdleCollector()
         self._submitting: dict[tuple[str, str], asyncio.Future[None]] = {}  # the last one of each session
         self._sweep: asyncio.TimerHandle | None = None
@@ -99,6 +99,7 @@ class Service:
             self.key_watch.close()
         self.executor.refusal = self.executor.refusal or "the service has ended"
         self.executor.close_all(self.executor.refusal_type(self.executor.refusal).to_info())
+        self.executor.deferrals.close()
 
     def _expire(self) -> None:
         self._sweep_later()

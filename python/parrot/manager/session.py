@@ -58,8 +58,11 @@ class SessionTable:
         *,
         clock: Callable[[], int] = now_us,
         journal: Journal | None = None,
+        may_defer: bool = False,
     ) -> None:
-        """What happens in sessions that can be found goes into ``journal``."""
+        """What happens in sessions that can be found goes into ``journal``. ``may_defer``: see
+        :class:`Graph`."""
+        self._may_defer = may_defer
         self._config = config
         self._journal = journal
         self._clock = clock
@@ -145,5 +148,6 @@ class SessionTable:
             hash_key=self._hash_key,
             recorder=recorder,
             held=owner.held,
+            may_defer=self._may_defer,
         )
         return Session(session_id, tenant, domain, graph, self._clock(), self._clock, recorder)

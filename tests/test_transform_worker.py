@@ -1,0 +1,117 @@
+"""The process for heavy transforms gives what the loop itself would, whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import signal
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from parrot import api
+from parrot.manager import transform_worker
+from parrot.manager.operators import Budget
+from parrot.manager.transform_worker import TransformWorker, serve
+from parrot.manager.transforms import Chain, Failure, Work, compile_chain
+
+_transforms: TypeAdapter[tuple[api.Transform, ...]] = TypeAdapter(tuple[api.Transform, ...])
+CASES: list[tuple[list[dict[str, object]], str]] = [
+    ([{"op": "json", "path": "$.a[1]"}], '{"a": [1, "größer\U0001f600"]}'),
+    ([{"op": "json", "path": "$.a"}], '{"a": "\\ud83d"}'),
+    ([{"op": "regex", "pattern": "(?P<word>b+)", "group": "word", "every": True}], "abbab"),
+    ([{"op": "regex", "pattern": "z"}], "abbab"),
+    ([{"op": "split", "separator": ",", "quoted": True}, {"op": "item", "index": -1}], 'a,"b, c"'),
+    ([{"op": "to-number"}, {"op": "default", "value": "none"}], "not one"),
+    ([{"op": "template", "text": "<{{value}}>" * 40}], "x" * 1000),
+    ([{"op": "lines", "bullets": True}, {"op": "join", "separator": "\n"}], "- a\n\n2) b"),
+]
+
+
+def chain(transforms: list[dict[str, object]]) -> Chain:
+    return compile_chain(_transforms.validate_python(transforms), where="here")
+
+
+def work(transforms: list[dict[str, object]], value: str, max_bytes: int = 2000) -> Work:
+    return Work(chain(transforms), value, max_bytes, 0.5)
+
+
+def here(one: Work) -> str | Failure:
+    return one.chain.run(one.value, Budget(one.max_bytes, one.left_s))
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[TransformWorker]:
+    started = TransformWorker()
+    yield started
+    started.close()
+
+
+def ask(worker: TransformWorker, one: Work) -> str | Failure:
+    result, spent_s = asyncio.run(worker.run(one))
+    assert 0 <= spent_s < 0.5
+    return result
+
+
+def test_results_and_failures_are_those_of_this_process(worker: TransformWorker) -> None:
+    for transforms, value in CASES:
+        one = work(transforms, value)
+        assert ask(worker, one) == here(one), transforms
+    assert isinstance(ask(worker, work(*CASES[1])), Failure)  # half a pair is no Unicode text
+    assert isinstance(ask(worker, work(*CASES[6])), Failure)  # 40,000 bytes are above the limit of 2,000
+
+
+def test_half_pairs_in_a_value_arrive_as_they_are(worker: TransformWorker) -> None:
+    one = work([{"op": "split", "separator": ","}, {"op": "item", "index": 1}], "\ud83d,b")
+    assert ask(worker, one) == "b"
+
+
+def test_without_any_time_left_a_chain_fails_there_too(worker: TransformWorker) -> None:
+    one = Work(chain([{"op": "strip"}]), "a", 100, -1.0)
+    result, _ = asyncio.run(worker.run(one))
+    assert isinstance(result, Failure)
+    assert "took too long" in result.reason
+
+
+def test_a_process_that_is_killed_or_hangs_costs_time_and_nothing_else(
+    worker: TransformWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = work(*CASES[0])
+    assert ask(worker, one) == here(one)
+    first = worker._process
+    assert first is not None
+    first.kill()
+    first.wait()
+    assert ask(worker, one) == here(one)
+    second = worker._process
+    assert second is not None
+    assert second.pid != first.pid
+    second.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(transform_worker, "_TIMEOUT_S", 0.1)
+    assert ask(worker, one) == here(one)
+    assert second.poll() is not None
+
+
+def test_work_is_finished_here_when_the_worker_was_closed() -> None:
+    closed = TransformWorker()
+    closed._is_closed = True
+    one = work(*CASES[0])
+    assert ask(closed, one) == here(one)
+    assert closed._process is None
+    closed.close()
+
+
+def test_the_process_ends_with_its_input() -> None:
+    sink = io.BytesIO()
+    serve(io.BytesIO(b""), sink)
+    assert sink.getvalue() == b""
+
+
+@given(st.text(st.characters(exclude_categories=())), st.integers(1, 5))
+def test_text_that_goes_in_pieces_is_the_same_text(text: str, piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transform_worker, "_PIECE", piece)
+        assert transform_worker._decoded(b"".join(transform_worker._encoded(text))) == text
