@@ -179,7 +179,7 @@ def test_wrong_shapes_and_dtypes_are_named():
     kernel = make_kernel(batch, 8)
     kernel.plan(batch.block_tables, batch.seq_lens)
     output = torch.empty_like(batch.query)
-    with pytest.raises(ValueError, match="query is"):
+    with pytest.raises(ValueError, match="query axis 0 is 1, expected 2"):
         kernel(batch.query[:1], batch.key_cache, batch.value_cache, output, 0.1)
     with pytest.raises(ValueError, match=r"key_cache is torch\.bfloat16"):
         kernel(batch.query, batch.key_cache.bfloat16(), batch.value_cache, output, 0.1)

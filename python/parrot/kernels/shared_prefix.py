@@ -152,6 +152,11 @@ class SharedPrefixAttention:
             "block_tables": max_requests * max_blocks,
         }
 
+    @property
+    def entries(self) -> I32:
+        """The plan's entries [num_entries, 8], until the next plan (csrc/kvcache/attention_plan.h)."""
+        return self._staging.host["entries"].reshape(-1, _ENTRY_FIELDS)[: self.num_entries]
+
     def plan(
         self,
         block_tables: I32,
@@ -213,7 +218,7 @@ class SharedPrefixAttention:
             raise ValueError(_name_block(block_tables, seq_lens, self.num_blocks))
         self.num_entries, self.num_parts, self._max_block = num_entries, num_parts, self._planner.max_block
         self.num_sharing = count_sharing(
-            views["entries"].reshape(-1, _ENTRY_FIELDS)[: self.num_entries],
+            self.entries,
             views["members"].reshape(-1, 2)[:num_members],
         )
         views["num_entries"][0] = self.num_entries
