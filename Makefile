@@ -2,6 +2,7 @@
 # second run starts at once. Needs python3.11 or 3.12 (headers, venv), g++, make and a package registry.
 #   TORCH=...        another torch requirement, such as a CUDA build      (default torch==2.13.0)
 #   JOBS=...         test processes side by side                         (default 2)
+#   OUT=...          folder for what gpu-check finds                     (default out/gpu)
 #   PARROT_CUDA=...  ON, OFF or AUTO: build the CUDA module               (default AUTO: when nvcc is found)
 #   CUDAARCHS=...    architectures to build for      (default this machine's GPU, or one to compile for without)
 
@@ -44,10 +45,10 @@ define timed
 printf '    %s: %d min %02d s\n' "$(1)" $$((took / 60)) $$((took % 60))
 endef
 
-.PHONY: help setup demo test lint unit sanitize mutants bench wheel format clean FORCE
+.PHONY: help setup demo test lint unit sanitize mutants bench gpu-check wheel format clean FORCE
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 demo: $(STAMPS)/model $(STAMPS)/build ## serve a real application on this machine and draw where its time went
 	@$(VENV)/bin/parrot demo
@@ -71,6 +72,9 @@ mutants: $(STAMPS)/sanitize $(STAMPS)/dev ## every fault that can be switched on
 
 bench: $(STAMPS)/model $(STAMPS)/build $(STAMPS)/dev ## the quick form of every CPU benchmark
 	@for name in $(CPU_BENCHMARKS); do $(PY) -m bench $$name --quick; done
+
+gpu-check: $(STAMPS)/build $(STAMPS)/dev ## every test and quick benchmark that needs a GPU; results in OUT (out/gpu)
+	@$(PY) tests/gpu_check.py $(or $(OUT),out/gpu)
 
 wheel: $(STAMPS)/deps ## a wheel in dist/
 	$(call timed,wheel,$(PY) -m pip wheel . --no-deps -w dist -C build-dir=build/wheel 2>&1 | $(PROGRESS))

@@ -177,14 +177,16 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {  # name -> configuration 
 }
 
 
-def write_family(directory: Path, family: str) -> Path:
-    """A model of one of ``FAMILIES`` as transformers writes it, with weights that make logits differ."""
+def write_family(directory: Path, family: str, **changed: object) -> Path:
+    """A model of one of ``FAMILIES``, with some fields ``changed``, as transformers writes it, with weights
+    that make logits differ."""
     import torch
     import transformers
 
     tokenizer = byte_level_tokenizer()
     write_tokenizer(directory, tokenizer, eos_token="<|im_end|>", chat_template=CHATML)
     name, fields = FAMILIES[family]
+    fields = {**fields, **changed}
     ids = {"bos_token_id": 0, "pad_token_id": 0, "eos_token_id": 2}
     config = getattr(transformers, name)(vocab_size=tokenizer.get_vocab_size(), **ids, **fields)
     generator = torch.Generator().manual_seed(0)

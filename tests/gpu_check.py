@@ -1,0 +1,158 @@
+"""All that needs a GPU, in one call: ``python tests/gpu_check.py FOLDER [PART ...] [--within SECONDS]``.
+
+Each part runs in a process of its own with a limit of its own, so that one that fails, hangs or crashes costs
+no other its result. FOLDER gets, as it goes, PART.log, PART.json of a benchmark, PART.xml of tests, and after
+every part summary.json. Exit code 1 if one failed. `make gpu-check` builds first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as xml
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+KILL_AFTER_S = 10  # from a polite request to end
+TAIL = 15  # lines of a failed part's log that are shown
+
+
+@dataclass(frozen=True)
+class Part:
+    """``command`` follows the interpreter; {folder} and {name} are filled in."""
+
+    name: str
+    command: str
+    limit_s: float
+
+
+def tests(name: str, selection: str, limit_s: float) -> Part:
+    """Tests of pytest; at least one of them has to run."""
+    options = "-q -p no:cacheprovider --junitxml {folder}/{name}.xml"
+    return Part(name, f"-m pytest {selection} {options}", limit_s)
+
+
+def benchmark(name: str, limit_s: float) -> Part:
+    """The quick form of a benchmark."""
+    return Part(name, f"-m bench {name} --quick --json {{folder}}/{{name}}.json", limit_s)
+
+
+PARTS = (  # the quickest, and those that the others rest on, first
+    Part("machine", "-m parrot.cli.main doctor", 60),
+    tests("tests-attention", "tests/test_shared_prefix.py", 300),
+    tests("tests-step", "tests/test_gpu_step.py -m gpu", 240),
+    tests("tests-model", "tests/test_model.py tests/test_sampling.py -m gpu", 180),
+    tests("tests-families", "tests/test_engine_families.py -m gpu", 300),
+    benchmark("kernel", 180),
+    benchmark("engine", 300),
+    benchmark("decode-shared", 240),
+    benchmark("curve", 240),
+)
+
+
+@dataclass
+class Outcome:
+    """What became of a part. ``ran`` and ``skipped`` count tests."""
+
+    name: str
+    result: str  # ok, failed, timeout, or left out
+    code: int | None = None
+    seconds: float = 0.0
+    ran: int | None = None
+    skipped: int | None = None
+
+
+def run_part(part: Part, folder: Path, limit_s: float) -> Outcome:
+    """Run it for at most so long, its whole process group then killed."""
+    command = [sys.executable, *shlex.split(part.command.format(folder=folder, name=part.name))]
+    report = folder / f"{part.name}.xml"
+    report.unlink(missing_ok=True)  # of an earlier run
+    started = time.monotonic()
+    with (folder / f"{part.name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code: int | None = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            end_group(process)
+    outcome = Outcome(part.name, "timeout" if code is None else "failed" if code else "ok", code)
+    outcome.seconds = round(time.monotonic() - started, 1)
+    if report.exists():
+        outcome.ran, outcome.skipped = counts_of(report)
+        if outcome.ran == 0 and outcome.result == "ok":
+            outcome.result = "failed"  # a check of nothing
+    return outcome
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Nothing that the part started goes on and holds the GPU's memory."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        if process.poll() is None:
+            try:
+                process.wait(KILL_AFTER_S)
+            except subprocess.TimeoutExpired:
+                continue
+    process.wait()
+
+
+def counts_of(report: Path) -> tuple[int, int]:
+    """Tests of a JUnit file that ran, and those that were skipped."""
+    suites = list(xml.parse(report).getroot().iter("testsuite"))
+    skipped = sum(int(suite.get("skipped", 0)) for suite in suites)
+    return sum(int(suite.get("tests", 0)) for suite in suites) - skipped, skipped
+
+
+def run_all(parts: list[Part], folder: Path, within_s: float) -> list[Outcome]:
+    """Every part, as long as there is time; ``folder`` always has what is known so far."""
+    deadline = time.monotonic() + within_s
+    outcomes: list[Outcome] = []
+    for part in parts:
+        left_s = deadline - time.monotonic()
+        outcome = (
+            run_part(part, folder, min(part.limit_s, left_s))
+            if left_s > 0
+            else Outcome(part.name, "left out")
+        )
+        outcomes.append(outcome)
+        (folder / "summary.json").write_text(json.dumps([asdict(one) for one in outcomes], indent=2) + "\n")
+        counts = "" if outcome.ran is None else f", {outcome.ran} tests, {outcome.skipped} skipped"
+        print(f"{part.name:<16} {outcome.result:<9} {outcome.seconds:7.1f} s{counts}", flush=True)
+        if outcome.result in ("failed", "timeout"):
+            lines = (folder / f"{part.name}.log").read_text(errors="replace").splitlines()
+            print("\n".join(f"    {line}" for line in lines[-TAIL:]), flush=True)
+    return outcomes
+
+
+def main() -> None:
+    names = [part.name for part in PARTS]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("part", nargs="*", help=f"all unless named: {', '.join(names)}")
+    parser.add_argument("--within", type=float, default=3600, metavar="SECONDS", help="for all together")
+    options = parser.parse_args()
+    unknown = set(options.part) - set(names)
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    folder: Path = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [part for part in PARTS if not options.part or part.name in options.part]
+    outcomes = run_all(parts, folder, options.within)
+    sys.exit(any(outcome.result != "ok" for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()
