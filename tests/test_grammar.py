@@ -1,15 +1,18 @@
-"""Matchers, masks and the cache of compiled grammars, without a model."""
+"""Matchers, masks and the cache of compiled grammars; that the model does not wait for masks."""
 
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from engine_harness import Harness, load
 from parrot.engine import grammar as grammar_module
 from parrot.engine.grammar import Grammars, Matcher, unpack_masks
 from parrot.errors import InvalidRequest
@@ -126,3 +129,26 @@ def test_a_crash_in_the_compiler_is_an_error_of_its_grammar(
     monkeypatch.setattr(Grammars, "_compile", crash)
     with pytest.raises(InvalidRequest, match="Panic while it was compiled"):
         grammars.compile(YES_NO).result()
+
+
+def test_masks_are_computed_while_the_model_runs(make: MakeHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness, model_runs = make(), threading.Event()
+    forward, compute = harness.runner.forward, Grammars._masks
+    num_masks = []
+
+    def run(*args: Any) -> torch.Tensor:
+        model_runs.set()
+        return forward(*args)
+
+    def masks(self: Grammars, matchers: Any) -> Any:
+        assert model_runs.wait(60), "the model waits for masks"
+        model_runs.clear()
+        num_masks.append(len(matchers))
+        return compute(self, matchers)
+
+    monkeypatch.setattr(harness.runner, "forward", run)
+    monkeypatch.setattr(Grammars, "_masks", masks)
+    grammar = Grammar("regex", "[a-f]{5,20}!")
+    result = harness.generate([5, 6, 7], max_tokens=80, ignore_eos=False, grammar=grammar)
+    assert result.outputs[0].text.endswith("!")
+    assert len(num_masks) > 2
