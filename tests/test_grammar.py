@@ -131,8 +131,8 @@ def test_a_crash_in_the_compiler_is_an_error_of_its_grammar(
         grammars.compile(YES_NO).result()
 
 
-def test_masks_are_computed_while_the_model_runs(make: MakeHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    harness, model_runs = make(), threading.Event()
+def test_masks_are_computed_while_the_model_runs(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness, model_runs = Harness(*load(tiny_model)), threading.Event()
     forward, compute = harness.runner.forward, Grammars._masks
     num_masks = []
 
