@@ -261,7 +261,7 @@ async def running_manager(
 
 @asynccontextmanager
 async def _running(manager: Manager) -> AsyncIterator[Manager]:
-    manager.service.recover()
+    await manager.service.recover()
     manager.registry.start(manager.executor)
     manager.service.start()
     try:

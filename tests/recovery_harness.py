@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -60,8 +61,9 @@ class Resumed:
     def __init__(self) -> None:
         self.changes: dict[str, Changes] = {}
 
-    def restore(self, session: Session, changes: Changes) -> None:
+    def restoring(self, session: Session, changes: Changes) -> Iterator[None]:
         self.changes[session.session_id] = changes
+        yield
 
     def turn(self) -> None:
         pass
@@ -75,7 +77,7 @@ class Service:
         self.keys = keys
         self.table = SessionTable(CONFIG, Tenants(keys), journal=cast(Journal, journal))
         self.resumed = Resumed()
-        recover(cast(Journal, journal), self.table, cast(Executor, self.resumed))
+        asyncio.run(recover(cast(Journal, journal), self.table, cast(Executor, self.resumed)))
 
     def after_a_kill(self) -> Service:
         return Service(self.journal.killed(), self.keys)

@@ -11,7 +11,11 @@ import httpx
 import pytest
 
 from app_harness import NOBODY, call_body, check_error, new_session, run
-from manager_harness import Manager, until
+from manager_harness import Manager, running_manager, serving, until
+from parrot import api
+from parrot.config import ManagerConfig
+from parrot.manager.operators import _compile_regex as transforms_compiled
+from parrot.tokenizer import Tokenizer
 
 
 def test_a_submit_that_comes_again_is_answered_again_and_runs_once(tiny_model: Path) -> None:
@@ -136,3 +140,50 @@ def test_while_the_journal_cannot_be_written_the_service_says_so_and_lives(
         assert (await client.post("/v1/get", json=get)).json()["status"] == "ready"
 
     run(tiny_model, scenario, journal=tmp_path / "journal")
+
+
+def test_while_sessions_come_back_probes_are_answered_and_the_rest_waits(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """A thousand patterns are compiled meanwhile."""
+    patterns = [f"(a|b){{{number % 7 + 1}}}[c-x]+{number}" for number in range(1000)]
+    fields: dict[str, Any] = {"model": str(tiny_model), "journal": tmp_path / "journal"}
+
+    async def before() -> None:
+        async with running_manager(tiny_model, journal=tmp_path / "journal") as manager:
+            variables = [
+                {
+                    "semantic_var_id": f"d{number}",
+                    "sources": [{"semantic_var_id": "v"}],
+                    "transforms": [{"op": "regex", "pattern": pattern}],
+                }
+                for number, pattern in enumerate(patterns)
+            ]
+            variables.append({"semantic_var_id": "v", "value": "none of them"})
+            body = {"session_id": NOBODY, "create_session": True, "variables": variables}
+            manager.service.submit(api.SubmitBody.model_validate(body))
+            await manager.service.saved()
+
+    async def after() -> None:
+        manager = Manager(ManagerConfig(**fields), Tokenizer.load(tiny_model))
+        async with serving(manager) as url, httpx.AsyncClient(base_url=url, timeout=600) as client:
+            assert (await client.get("/health")).status_code == 200
+            error = check_error(await client.get("/ready"), 503, "unavailable")
+            assert "being rebuilt" in error["message"]
+            waiting = asyncio.create_task(client.get(f"/v1/session/{NOBODY}/graph"))
+            recovery = asyncio.create_task(manager.service.recover())
+            num_answers = 0
+            while not recovery.done():
+                assert (await client.get("/health")).status_code == 200
+                num_answers += not recovery.done()
+            await recovery
+            assert num_answers >= 3
+            assert len((await waiting).json()["variables"]) == 1001
+            manager.service.close()
+            await manager.registry.close()
+            assert manager.journal is not None
+            manager.journal.close()
+
+    asyncio.run(before())
+    transforms_compiled.cache_clear()
+    asyncio.run(after())

@@ -35,6 +35,8 @@ from parrot.manager.call import Call, CallState
 from parrot.manager.flow import Changes
 from parrot.manager.graph import Graph
 from parrot.manager.operators import Budget
+from parrot.manager.recovery import resuming
+from parrot.manager.slices import run_whole
 from parrot.manager.transforms import Work
 
 LINES = "\n".join(f"{number}. word" for number in range(5000))
@@ -269,7 +271,7 @@ def test_an_output_whose_transforms_a_kill_cut_short_is_there_after_it() -> None
     call, _ = submit(graph, first, flow_call("B", ["x"], ["y"])).calls
     binding = call.steps[0].output.binding
     binding.raw, binding.token_ids = LINES, wire.pack_ids([1])
-    *_, last = following(graph.resume())
+    *_, last = following(run_whole(resuming(graph)))
     assert graph.variables["x"].value == "word"
     assert call.state is CallState.DONE
     assert [one.request_id for one in last.ready] == ["B"]

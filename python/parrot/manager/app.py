@@ -14,6 +14,7 @@ from ..errors import AuthenticationError, InternalError, PermissionDenied, RateL
 from .auth import Auth, caller_of
 from .body_limit import BodyLimit
 from .engines import EngineRegistry
+from .gate import Gate
 from .http_errors import error_response, error_responses, install_error_handlers
 from .metrics import Metrics
 from .openai_api import openai_router
@@ -62,6 +63,8 @@ def create_app(service: Service, registry: EngineRegistry, supervisor: Superviso
     _add_probes(app, service, registry, supervisor)
     _add_metrics(app, Metrics(service, registry))
     app.add_middleware(BodyLimit, max_body_bytes=service.config.max_body_bytes, has_keys=has_keys)
+    if not service.recovered.is_set():
+        app.add_middleware(Gate, opened=service.recovered)
     app.add_middleware(Auth, tenants=service.tenants)  # the outermost: it comes before the body is read
     _correct_openapi(app, has_keys=has_keys)
     return app

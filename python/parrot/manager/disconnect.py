@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from ..errors import InvalidRequest
 
 T = TypeVar("T")
+_LARGE_BYTES = 2**21
 
 
 class ClientLeft(Exception):
@@ -25,10 +26,15 @@ async def whole_body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise InvalidRequest("the body must be sent as application/json", param="Content-Type")
+    pieces: list[bytes] = []
     try:
-        return await request.body()
+        async for piece in request.stream():
+            pieces.append(piece)
     except ClientDisconnect:
         raise ClientLeft from None
+    if sum(map(len, pieces)) < _LARGE_BYTES:
+        return b"".join(pieces)
+    return await asyncio.to_thread(b"".join, pieces)  # which does not need the interpreter's lock
 
 
 async def _disconnected(request: Request) -> None:

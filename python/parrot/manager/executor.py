@@ -98,7 +98,7 @@ class Executor:
         self._applications[session.session_id] = application
         return application
 
-    def restore(self, session: Session, changes: Changes) -> None:
+    def restoring(self, session: Session, changes: Changes) -> Generator[None, None, None]:
         """Run the calls of a session on from where its graph resumed; a :meth:`turn` must follow."""
         application = self.open(session)
         live = list(session.graph.live.values())
@@ -111,6 +111,7 @@ class Executor:
         if self._uses is not None:
             for call in live:
                 self._uses.submitted(call)
+                yield
         self.early.submitted(live)
         self.apply(changes)
 

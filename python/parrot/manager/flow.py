@@ -6,7 +6,7 @@ Spreading is iterative, so that a chain of any length is safe. Each variable end
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -129,8 +129,11 @@ class Flow:
         self.changes.ready = [call for call in self.changes.ready if not call.ended]
         return self.changes
 
-    def deliver_existing(self, calls: Iterable[Call], derived: Iterable[Variable]) -> None:
-        """Deliver constants and values that exist to calls and derived variables that have none of them."""
+    def delivering_existing(
+        self, calls: Iterable[Call], derived: Iterable[Variable]
+    ) -> Generator[None, None, None]:
+        """Deliver constants and values that exist to calls and derived variables that have none of them;
+        yields in between."""
         inputs = [
             Consumer(call, binding)
             for call in calls
@@ -142,8 +145,10 @@ class Flow:
         ]
         for consumer in inputs:
             self.deliver(consumer)
+            yield
         for variable, source in sources:
             self.deliver_source(variable, source)
+            yield
 
     def deliver(self, consumer: Consumer) -> None:
         """An input of a call has ended (or is a constant)."""

@@ -141,9 +141,9 @@ class Graph:
         check_value_size(value, f"variable {var_id}", self._config)
         self.values.check_given(size_of(value))
         self.values.count(size_of(value))
-        flow = self._flow()
+        flow = self.new_flow()
         flow.publish(variable, value)
-        return self._finish(flow)
+        return self.finish(flow)
 
     def complete(self, call: Call, step: int, text: str, token_ids: bytes = b"") -> Changes:
         """An engine generated the output of ``step``; ``text`` and ``token_ids`` (wire.pack_ids) are raw.
@@ -155,23 +155,23 @@ class Graph:
             return Changes()
         if step != call.next_step:
             raise InternalError(f"call {call.name}: output {step} came when {call.next_step} was due")
-        flow = self._flow()
+        flow = self.new_flow()
         binding = call.steps[step].output.binding
         binding.raw, binding.token_ids = text, token_ids
         call.next_step += 1
         if call.next_step >= call.num_dispatched:
             call.state = CallState.WAITING
         flow.written(call, step)
-        return self._finish(flow, written=call.steps[step])
+        return self.finish(flow, written=call.steps[step])
 
     def fail(self, call: Call, error: ErrorInfo) -> Changes:
         """The call cannot go on: its outputs that are still pending end with ``error``, and whatever needs
         them with :class:`UpstreamFailed`."""
         if call.ended:
             return Changes()
-        flow = self._flow()
+        flow = self.new_flow()
         flow.break_steps(call, call.next_step, error)
-        return self._finish(flow)
+        return self.finish(flow)
 
     def cancel(self, var_id: str) -> Changes:
         """End a variable as :class:`Cancelled`; one that has ended stays as it is.
@@ -183,13 +183,13 @@ class Graph:
         variable = self.variable(var_id)
         if not variable.pending:
             return Changes()
-        flow = self._flow()
+        flow = self.new_flow()
         self._drop(flow, variable, Cancelled(f"variable {var_id} was cancelled", param=var_id))
-        return self._finish(flow)
+        return self.finish(flow)
 
     def expire(self, now_us: int) -> Changes:
         """End, as if cancelled, the variables for which all who asked gave a deadline that has passed."""
-        flow = self._flow()
+        flow = self.new_flow()
         for variable in list(self._expiring):
             expires_us = None if variable.demand is None else variable.demand.expires_us
             if not variable.pending or expires_us is None:
@@ -198,7 +198,7 @@ class Graph:
                 del self._expiring[variable]
                 message = f"variable {variable.id} was not there by its deadline"
                 self._drop(flow, variable, DeadlineExceeded(message, param=variable.id))
-        return self._finish(flow)
+        return self.finish(flow)
 
     def next_time_us(self) -> int | None:
         """When :meth:`expire`, or the deduction, has to look at the graph again."""
@@ -214,13 +214,13 @@ class Graph:
         """The session ends: so does everything that has not ended, with ``error``."""
         for deferred in self._deferring:
             deferred.give_up()
-        flow = self._flow()
+        flow = self.new_flow()
         for variable in self.variables.values():
             if variable.pending:
                 variable.end(None, error)
         for call in self.live.values():
             flow.settle(call)
-        return self._finish(flow)
+        return self.finish(flow)
 
     def release(self) -> None:
         """Cut the cycles of a closed graph, so that it is freed at once (:mod:`parrot.manager.garbage`)."""
@@ -257,33 +257,6 @@ class Graph:
             where = public_id(self.session_id)
             raise VariableNotFound(f"no variable {var_id!r} in session {where}", param=var_id)
         return variable
-
-    # --- recovery ---
-
-    def resume(self) -> Changes:
-        """Go on where the restored calls were: those with an end for every output have ended, the others
-        run from the first output whose text is not there."""
-        self.live.clear()
-        flow = self._flow()
-        for call in self.calls.values():
-            is_written = [step.output.binding.raw is not None for step in call.steps]
-            call.next_step = call.num_dispatched = (*is_written, False).index(False)
-            flow.settle(call)
-            if call.ended:
-                call.next_step = call.num_dispatched = len(call.steps)
-            else:
-                self.live[call.request_id] = call
-        calls = list(self.live.values())
-        flow = self._flow()  # what ended before is no news
-        flow.deliver_existing(calls, [one for one in self.variables.values() if one.pending])
-        flow.run()
-        for call in calls:
-            flow.wake(call)
-            for step in call.steps[: call.next_step]:
-                if step.output.binding.variable.pending:  # the manager died while it was transformed
-                    flow.written(call, step.index)
-        self.is_stale = bool(calls)
-        return self._finish(flow)
 
     # --- primitives of the paper (figure 8) ---
 
@@ -366,14 +339,14 @@ class Graph:
 
     def _start(self, draft: Draft) -> Changes:
         """Deliver what exists: constants, values of earlier submits, then those of this one."""
-        flow = self._flow()
-        flow.deliver_existing(draft.calls, draft.derivations)
+        flow = self.new_flow()
+        run_whole(flow.delivering_existing(draft.calls, draft.derivations))
         for variable, value in draft.values.items():
             flow.publish(variable, value)
         flow.run()
         for call in draft.calls:
             flow.wake(call)
-        return self._finish(flow, given=draft.values)
+        return self.finish(flow, given=draft.values)
 
     def _needed(self, step: Step) -> OutputBinding | None:
         """The output of a step if more of it is needed than its variable's value."""
@@ -382,16 +355,17 @@ class Graph:
         goes_on = producer is not None and not producer.ended  # or its transforms are still to come
         return output if goes_on or output.logprobs is not None else None
 
-    def _flow(self) -> Flow:
+    def new_flow(self) -> Flow:
+        """For one event; :meth:`finish` takes what it did."""
         return Flow(self._config.max_value_bytes, self.values, may_defer=self._may_defer)
 
-    def _finish(self, flow: Flow, *, given: Container[Variable] = (), written: Step | None = None) -> Changes:
+    def finish(self, flow: Flow, *, given: Container[Variable] = (), written: Step | None = None) -> Changes:
         """``given``: variables whose values the submit on record has; ``written``: what an engine wrote."""
         changes = flow.run()
         self._deferring.pop(flow, None)
         if flow.is_deferred:
             self._deferring[flow] = None
-            changes.later = Later(flow, self._finish)
+            changes.later = Later(flow, self.finish)
         if self.recorder is not None:
             ended = [variable for variable in changes.variables if variable not in given]
             self.recorder.ended(ended, None if written is None else self._needed(written))

@@ -13,6 +13,8 @@ def unready_reason(
     """One line for whoever operates the service; None when calls can run."""
     if service.executor.refusal is not None:
         return service.executor.refusal
+    if not service.recovered.is_set():
+        return "the sessions of the journal are being rebuilt"
     if service.journal is not None and service.journal.problem is not None:
         return service.journal.problem
     if registry.background.problem is not None:

@@ -1,15 +1,16 @@
 """From the journal to live sessions: the graphs of a manager that was killed, and its unfinished calls.
 
 A variable that had ended has the end that is on record, whatever transforms or limits would make of it now;
-nothing that a client was told can change. The rest follows from the graph (:meth:`Graph.resume`).
+nothing that a client was told can change. The rest follows from the graph (:func:`resuming`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import msgspec
 from pydantic import ValidationError
@@ -20,7 +21,7 @@ from .clock import now_us
 from .demand import Demand
 from .draft import drafting
 from .executor import Executor
-from .graph import Graph
+from .graph import Changes, Graph
 from .journal import Journal
 from .journal_store import Kind, Row
 from .recorder import (
@@ -33,26 +34,27 @@ from .recorder import (
     decode_text,
 )
 from .session import SessionTable
-from .slices import run_whole
+from .slices import run_in_slices
 from .submit_body import reading
 from .value_bytes import size_of
 from .variable import Variable
 
 log = logging.getLogger(__name__)
+_GROUP_BYTES = 2**20
 
 
-def recover(journal: Journal, sessions: SessionTable, executor: Executor) -> None:
+async def recover(journal: Journal, sessions: SessionTable, executor: Executor) -> None:
     """Rebuild every session on record and queue its unfinished calls; they are placed when engines join.
+    Whatever else is due on the loop runs meanwhile, and must not use the sessions.
 
     Raises :class:`JournalError` for a journal that is damaged, or that the present limits refuse."""
     started = time.monotonic()
     # Nothing of what is built becomes garbage, and looking for it would take a third of the time.
     gc.disable()
     try:
-        num_sessions, num_live = _recover_all(journal, sessions, executor)
+        num_sessions, num_live = await _recover_all(journal, sessions, executor)
     finally:
         gc.enable()
-    executor.turn()
     log.info(
         "journal %s: %d sessions with %d unfinished calls are back after %.2f s",
         journal.path,
@@ -62,43 +64,63 @@ def recover(journal: Journal, sessions: SessionTable, executor: Executor) -> Non
     )
 
 
-def _recover_all(journal: Journal, sessions: SessionTable, executor: Executor) -> tuple[int, int]:
+async def _recover_all(journal: Journal, sessions: SessionTable, executor: Executor) -> tuple[int, int]:
     """How many sessions came back, and how many calls that have not ended."""
     # What the wall clock said then is a time of this process's own clock, which may be in its past.
     wall_offset_us = now_us() - time.time_ns() // 1000
     num_sessions = num_live = 0
-    for rows in journal.recover():
-        try:
-            num_live += _recover_session(rows, journal, sessions, executor, wall_offset_us)
-        except (ParrotError, ValidationError, msgspec.MsgspecError, ValueError, KeyError) as error:
-            raise JournalError(
-                f"journal = {journal.path}: session {rows[0].name} cannot be rebuilt ({error}); start with "
-                "the limits that it was written under, or move it away to start without its sessions",
-                param="journal",
-            ) from error
-        num_sessions += 1
+    on_record = journal.recover()
+    # In a thread: rows are checked and inflated, which does not need the interpreter's lock.
+    while group := await asyncio.to_thread(_take_group, on_record):
+        for rows in group:
+            num_live += await run_in_slices(
+                _recovering_session(rows, journal, sessions, executor, wall_offset_us)
+            )
+            executor.turn()
+        num_sessions += len(group)
     return num_sessions, num_live
 
 
-def _recover_session(
+def _take_group(on_record: Iterator[list[Row]]) -> list[list[Row]]:
+    """The next sessions, about as much as is read in a moment; none at the end."""
+    group: list[list[Row]] = []
+    num_bytes = 0
+    while num_bytes < _GROUP_BYTES:
+        rows = next(on_record, None)
+        if rows is None:
+            break
+        group.append(rows)
+        num_bytes += sum(len(row.data) for row in rows)
+    return group
+
+
+def _recovering_session(
     rows: Sequence[Row], journal: Journal, sessions: SessionTable, executor: Executor, wall_offset_us: int
-) -> int:
+) -> Generator[None, None, int]:
     """How many of its calls have not ended."""
-    opening = rows[0]
-    if opening.kind is not Kind.OPEN:
-        raise ValueError(f"its first row is {opening.kind.value!r}")
-    recorder = SessionRecorder(journal, opening.session)
-    session = sessions.restore(opening.name, opening.data.decode(), recorder)
-    for row in rows[1:]:
-        _replay(session.graph, row, wall_offset_us)
-    executor.restore(session, session.graph.resume())
+    try:
+        opening = rows[0]
+        if opening.kind is not Kind.OPEN:
+            raise ValueError(f"its first row is {opening.kind.value!r}")
+        recorder = SessionRecorder(journal, opening.session)
+        session = sessions.restore(opening.name, opening.data.decode(), recorder)
+        for row in rows[1:]:
+            yield from _replaying(session.graph, row, wall_offset_us)
+        changes = yield from resuming(session.graph)
+        yield from executor.restoring(session, changes)
+    except (ParrotError, ValidationError, msgspec.MsgspecError, ValueError, KeyError) as error:
+        raise JournalError(
+            f"journal = {journal.path}: session {rows[0].name} cannot be rebuilt ({error}); start with "
+            "the limits that it was written under, or move it away to start without its sessions",
+            param="journal",
+        ) from error
     return len(session.graph.live)
 
 
-def _replay(graph: Graph, row: Row, wall_offset_us: int) -> None:
+def _replaying(graph: Graph, row: Row, wall_offset_us: int) -> Generator[None, None, None]:
     if row.kind is Kind.SUBMIT:
-        body = _with_ids(run_whole(reading(row.data, graph.setting.config)), decode_ids(row.extra))
-        _take(graph, body, min(int(row.name) + wall_offset_us, now_us()))
+        body = _with_ids((yield from reading(row.data, graph.setting.config)), decode_ids(row.extra))
+        yield from _taking(graph, body, min(int(row.name) + wall_offset_us, now_us()))
         return
     variable = graph.variable(row.name)
     match row.kind:
@@ -116,16 +138,46 @@ def _replay(graph: Graph, row: Row, wall_offset_us: int) -> None:
             graph.ask(variable, Demand.of(label.criteria, label.target_ms, now_us=asked_us))
         case _:
             raise ValueError(f"a row of kind {row.kind.value!r} after the first")
+    yield
 
 
-def _take(graph: Graph, body: SubmitBody, submitted_us: int) -> None:
-    """A submit that was taken before. Nothing is delivered before :meth:`Graph.resume`, and a request id may
+def _taking(graph: Graph, body: SubmitBody, submitted_us: int) -> Generator[None, None, None]:
+    """A submit that was taken before. Nothing is delivered before :func:`resuming`, and a request id may
     come again: the call that had it is not known yet to have ended."""
-    work = drafting(body, setting=graph.setting, variables=graph.variables, live={}, now_us=submitted_us)
-    draft = run_whole(work)
+    draft = yield from drafting(
+        body, setting=graph.setting, variables=graph.variables, live={}, now_us=submitted_us
+    )
     graph.insert(draft, body)
     for variable, value in draft.values.items():
         variable.end(value, None)
+
+
+def resuming(graph: Graph) -> Generator[None, None, Changes]:
+    """Go on where the restored calls were: those with an end for every output have ended, the others run from
+    the first output whose text is not there. Nothing else may happen to the graph meanwhile."""
+    graph.live.clear()
+    flow = graph.new_flow()
+    for call in graph.calls.values():
+        is_written = [step.output.binding.raw is not None for step in call.steps]
+        call.next_step = call.num_dispatched = (*is_written, False).index(False)
+        flow.settle(call)
+        if call.ended:
+            call.next_step = call.num_dispatched = len(call.steps)
+        else:
+            graph.live[call.request_id] = call
+        yield
+    calls = list(graph.live.values())
+    flow = graph.new_flow()  # what ended before is no news
+    yield from flow.delivering_existing(calls, [one for one in graph.variables.values() if one.pending])
+    flow.run()
+    for call in calls:
+        flow.wake(call)
+        for step in call.steps[: call.next_step]:
+            if step.output.binding.variable.pending:  # the manager died while it was transformed
+                flow.written(call, step.index)
+        yield
+    graph.is_stale = bool(calls)
+    return graph.finish(flow)
 
 
 def _write(variable: Variable, row: Row) -> None:

@@ -27,7 +27,7 @@ from ..tokenizer import Tokenizer
 from .app import create_app
 from .engines import EngineRegistry
 from .executor import Executor
-from .garbage import keep_out_of_the_way
+from .garbage import keep_out_of_the_way, keep_what_is_there
 from .http_protocol import GuardedProtocol
 from .journal import Journal
 from .key_file import KeyFile, load_keys
@@ -87,9 +87,9 @@ def run_manager(
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handling, and with word of when it listens."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._on_started = on_started
+        self.listening = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,7 +98,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self._on_started()
+            self.listening.set()
 
 
 class _Manager:
@@ -117,6 +117,7 @@ class _Manager:
         self._tokenizer = tokenizer
         self._listener = listener
         self._journal = journal
+        self._starting: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._is_urgent = False  # asked twice to end
 
@@ -136,18 +137,19 @@ class _Manager:
             background=registry.background,
         )
         self._service = Service(self._executor, self._journal)
-        self._service.recover()
-        registry.start(self._executor)
-        self._service.start()
-        supervisor.start()
-        app = create_app(self._service, registry, supervisor)
-        self._server = self._http_server(app, registry.address)
+        self._server = self._http_server(create_app(self._service, registry, supervisor))
         self._watch_signals(parent_pipe)
-        keep_out_of_the_way()
         sys.setswitchinterval(_SWITCH_S)
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        self._starting = asyncio.create_task(self._start(registry, supervisor))
         try:
-            await self._server.serve(sockets=[self._listener])
+            await asyncio.wait((serving, self._starting), return_when=asyncio.FIRST_COMPLETED)
+            if self._starting.done() and not self._starting.cancelled():
+                self._starting.result()
+            await serving
         finally:
+            self._starting.cancel()
+            await self._end_serving(serving)
             self._service.close()
             await supervisor.close(_AT_ONCE_S if self._is_urgent else None)
             await registry.close()
@@ -157,7 +159,24 @@ class _Manager:
                 self._config.ready_file.unlink(missing_ok=True)
             log.info("manager ended")
 
-    def _http_server(self, app: FastAPI, engine_address: str) -> _Server:
+    async def _start(self, registry: EngineRegistry, supervisor: Supervisor) -> None:
+        """Everything but the HTTP server, which answers probes meanwhile."""
+        keep_out_of_the_way()
+        await self._service.recover()
+        keep_what_is_there()
+        registry.start(self._executor)
+        self._service.start()
+        supervisor.start()
+        await self._server.listening.wait()
+        self._announce(registry.address)
+
+    async def _end_serving(self, serving: asyncio.Task[None]) -> None:
+        """Only if the start has failed is there something to end."""
+        if not serving.done():
+            self._server.force_exit = self._server.should_exit = True
+            await asyncio.wait((serving,))
+
+    def _http_server(self, app: FastAPI) -> _Server:
         uvicorn_config = uvicorn.Config(
             app,
             http=GuardedProtocol,
@@ -169,7 +188,7 @@ class _Manager:
             server_header=False,
             timeout_graceful_shutdown=_ANSWER_GRACE_S,
         )
-        return _Server(uvicorn_config, lambda: self._announce(engine_address))
+        return _Server(uvicorn_config)
 
     def _announce(self, engine_address: str) -> None:
         host, port = self._listener.getsockname()[:2]
@@ -190,7 +209,12 @@ class _Manager:
             threading.Thread(target=_wait_for_eof, args=(loop, self._stop), daemon=True).start()
 
     def _stop(self, grace_s: float) -> None:
-        """Drain and end; asked a second time, end at once."""
+        """Drain and end; asked a second time, or before it has started, end at once."""
+        if self._starting is not None and not self._starting.done():
+            log.info("ending before all has started")
+            self._starting.cancel()
+            self._server.force_exit = self._server.should_exit = True
+            return
         if self._stopping is None:
             log.info("draining: running calls have %g s to finish", grace_s)
             self._stopping = asyncio.get_running_loop().create_task(self._drain(grace_s))

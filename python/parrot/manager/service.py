@@ -54,6 +54,9 @@ class Service:
         self.tenants = executor.tenants
         self._sessions = SessionTable(self.config, self.tenants, journal=journal, may_defer=True)
         self._idle_collector = IdleCollector()
+        self.recovered = asyncio.Event()  # what is about sessions waits for it
+        if journal is None:
+            self.recovered.set()
         self._submitting: dict[tuple[str, str], asyncio.Future[None]] = {}  # the last one of each session
         self._sweep: asyncio.TimerHandle | None = None
         path = self.config.api_keys
@@ -74,11 +77,12 @@ class Service:
         interval_s = min(_SWEEP_S, self.config.session_idle_s / 4)
         self._sweep = asyncio.get_running_loop().call_later(interval_s, self._expire)
 
-    def recover(self) -> None:
+    async def recover(self) -> None:
         """Take up the sessions on record where they were. Raises :class:`JournalError`."""
         if self.journal is not None:
-            recover(self.journal, self._sessions, self.executor)
+            await recover(self.journal, self._sessions, self.executor)
             self.journal.start()
+        self.recovered.set()
 
     async def saved(self) -> None:
         """Wait until all that was taken so far survives this process. Raises :class:`JournalUnavailable`."""
