@@ -18,18 +18,30 @@ from parrot.gguf_model import convert_gguf
 from parrot.kernels.ops import StepLimits
 from parrot.tokenizer.tokenizer import Tokenizer
 from tiny_gguf import write_gguf
-from tiny_models import FAMILIES, write_family
+from tiny_models import FAMILIES, write_family, write_tiny_model
 
+ROPES = {
+    "llama-linear": {"rope_type": "linear", "factor": 4.0},
+    "llama-3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+}
 NUM_CALLS, MAX_TOKENS = 8, 30
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1.5e-1}  # of logprobs, relative
 
 
-@pytest.fixture(scope="module", params=["llama", "llama-tied", *FAMILIES])
+@pytest.fixture(scope="module", params=["llama", "llama-tied", *ROPES, *FAMILIES])
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model as transformers reads it."""
     name: str = request.param
     if name in FAMILIES:
         return write_family(tmp_path_factory.mktemp(name) / "model", name)
+    if name in ROPES:
+        return write_tiny_model(tmp_path_factory.mktemp(name) / "model", rope_scaling=ROPES[name])
     path: Path = request.getfixturevalue("tiny_model" if name == "llama" else "tiny_mha_model")
     return path
 

@@ -15,7 +15,7 @@ import zmq
 from parrot import wire
 from parrot.config import EngineConfig
 from parrot.engine import server
-from parrot.engine.link import Drain, Link, LinkConfig, ManagerChanged, Stop
+from parrot.engine.link import EXIT_MANAGER_SILENT, Drain, Link, LinkConfig, ManagerChanged, Stop
 from parrot.errors import ConfigError
 
 COST = wire.CostModel(1.0, 1.0, 1.0, 1.0, 160, 10)
@@ -232,6 +232,20 @@ def test_a_drain_that_takes_longer_than_its_grace_is_a_stop(router: zmq.Socket[b
     assert isinstance(stop, Stop)
     assert "0.2 s" in stop.reason
     link.close("done")
+
+
+def test_an_engine_waits_a_minute_for_its_manager_unless_told_otherwise() -> None:
+    address = "tcp://127.0.0.1:9"
+    link = Link(LinkConfig(address, 1.0, EngineConfig(address).manager_timeout_s), REGISTER, STATS)
+    link._last_ping = time.monotonic() - 50
+    link._watch_manager()
+    assert link.events.empty()
+    link._last_ping = time.monotonic() - 60.1
+    link._watch_manager()
+    stop = link.events.get_nowait()
+    assert isinstance(stop, Stop)
+    assert stop.exit_code == EXIT_MANAGER_SILENT
+    link._context.destroy(linger=0)
 
 
 def test_a_silent_manager_stops_the_loop_once(router: zmq.Socket[bytes]) -> None:
