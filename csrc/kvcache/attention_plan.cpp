@@ -103,8 +103,8 @@ void AttentionPlanner::collect_loads() {
 int32_t AttentionPlanner::choose_chunk_tiles() {
     const int32_t longest = loads_.empty() ? 1 : loads_.front().tiles;
     const auto time = [&](int32_t chunk, int64_t even) {
-        const int64_t last = makespan(chunk);
-        return last - (last - even) / 100 * options_.work_percent;
+        const int64_t last = makespan(chunk), wait = last - even, percent = options_.work_percent;
+        return last - wait / 100 * percent - wait % 100 * percent / 100;  // the product may overflow
     };
     int32_t best = longest;
     int64_t best_time = time(best, even_time(best));
