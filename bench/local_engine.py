@@ -16,6 +16,7 @@ from parrot.dummy_model import SHAPES, num_control_tokens, write_dummy_model
 from parrot.engine.engine import Engine
 from parrot.engine.memory import choose_num_blocks
 from parrot.engine.model import DecoderModel
+from parrot.engine.overlap import OverlappingEngine
 from parrot.engine.process import num_physical_cores
 from parrot.engine.runner import ModelRunner
 from parrot.models import resolve_model
@@ -33,6 +34,7 @@ class Setting:
     backend: Backend = "auto"
     share_prefixes: bool = True
     cuda_graphs: bool = True
+    overlap: bool = True  # on a GPU
     max_batch_size: int = 256
     max_batch_tokens: int = 4096
     num_blocks: int | None = None
@@ -69,7 +71,8 @@ class LocalEngine:
         )
         self._random = random.Random(0)
         self._next_id = 1
-        self._engine = Engine(
+        engine_type = OverlappingEngine if device.type == "cuda" and setting.overlap else Engine
+        self._engine = engine_type(
             self.runner,
             Tokenizer.load(directory),
             max_batch_size=setting.max_batch_size,

@@ -146,6 +146,13 @@ void bind_verbs(py::class_<ContextTree>& tree) {
             },
             py::arg("context_ids"))
         .def(
+            "set_last_tokens",
+            [](ContextTree& self, const py::object& context_ids, const py::object& token_ids) {
+                self.set_last_tokens(input<std::int64_t>(context_ids, "context_ids"),
+                                     input<std::int32_t>(token_ids, "token_ids"));
+            },
+            py::arg("context_ids"), py::arg("token_ids"))
+        .def(
             "rollback",
             [](ContextTree& self, const py::object& context_ids) {
                 self.rollback(input<std::int64_t>(context_ids, "context_ids"));

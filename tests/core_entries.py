@@ -132,6 +132,11 @@ TREE = {
         "commit", {"context_ids": i64(1)}, {"context_ids": CONTEXTS},
         before=lambda made: (rolled_back(made) if pending(made) else None, reserved(made)), after=cut,
     ),
+    "ContextTree.set_last_tokens": tree_entry(
+        "set_last_tokens", {"context_ids": i64(1), "token_ids": i32(5)},
+        {"context_ids": CONTEXTS, "token_ids": TOKENS},
+        before=lambda made: None if pending(made) else reserved(made),
+    ),
     "ContextTree.rollback": tree_entry(
         "rollback", {"context_ids": i64(1)}, {"context_ids": CONTEXTS},
         before=lambda made: None if pending(made) else reserved(made),

@@ -75,12 +75,13 @@ class Harness:
         max_batch_size: int = 16,
         max_batch_tokens: int = 64,
         cost_model: CostModel | None = None,
+        engine_type: type[Engine] = Engine,
     ) -> None:
         self.tokenizer = tokenizer
         if isinstance(model, DecoderModel):
             model = ModelRunner(model, num_blocks, torch.float32, torch.device("cpu"))
         self.runner = model
-        self.engine = Engine(
+        self.engine = engine_type(
             self.runner,
             tokenizer,
             max_batch_size=max_batch_size,

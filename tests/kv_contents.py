@@ -100,6 +100,12 @@ class Cache:
         self.reserved |= {context_id: tuple(new) for context_id, new in batch.items()}
         return copies
 
+    def set_last_tokens(self, last: Mapping[int, int]) -> None:
+        """The last reserved tokens of these contexts are others than was said."""
+        self.tree.set_last_tokens(i64(*last), i32(list(last.values())))
+        for context_id, token in last.items():
+            self.reserved[context_id] = (*self.reserved[context_id][:-1], token)
+
     def commit(self, batch: Mapping[int, Sequence[int]]) -> None:
         """Write the reserved slots of the last reserve, and commit."""
         values = []

@@ -98,6 +98,7 @@ def test_the_supervisor_and_the_engine_command_agree(engines: list[EngineConfig]
         num_blocks=77,
         max_batch_size=5,
         max_batch_tokens=99,
+        overlap=False,
         cuda_graphs=False,
         num_threads=3,
         parent_pid=4321,

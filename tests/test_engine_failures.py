@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from engine_harness import Harness, MakeHarness, Oracle, greedy_oracle, load, prompt_of
+from parrot.engine.batch import StepLogits
 from parrot.errors import DuplicateRequest
 from parrot.wire import CallId, ContextId, Dispatch, Fill, Generate, Sampling, pack_ids
 
@@ -29,11 +29,11 @@ def test_logits_that_are_not_finite_fail_their_call_alone(
     harness = make()
     forward = harness.runner.forward
 
-    def poisoned(*args: object) -> torch.Tensor:
-        logits = forward(*args).clone()  # type: ignore[arg-type]
+    def poisoned(*args: object) -> StepLogits:
+        logits = forward(*args).logits.clone()  # type: ignore[arg-type]
         if len(logits) == 2:
             logits[0, 5] = float("nan")
-        return logits
+        return StepLogits(logits)
 
     prompts = [prompt_of(10, seed=1), prompt_of(10, seed=2)]
     calls = [harness.submit(prompt) for prompt in prompts]
@@ -51,7 +51,7 @@ def test_a_step_that_raises_fails_its_calls_and_the_engine_lives_on(
     calls = [harness.submit(prompt_of(10, seed=i)) for i in range(3)]
     harness.step()
 
-    def broken(*args: object) -> torch.Tensor:
+    def broken(*args: object) -> StepLogits:
         raise RuntimeError("device lost")
 
     with monkeypatch.context() as patch:

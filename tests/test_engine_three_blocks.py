@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine_harness import Harness, load, prompt_of
+from parrot.engine.batch import StepLogits
 from parrot.engine.model import DecoderModel
 from parrot.tokenizer.tokenizer import Tokenizer
 from parrot.wire import CallId, ContextId, Grammar
@@ -87,17 +87,17 @@ class Story:
         self._fault = ""
         self.harness.runner.forward = self._run  # type: ignore[method-assign]
 
-    def _run(self, *args: Any) -> torch.Tensor:
+    def _run(self, *args: Any) -> StepLogits:
         fault, self._fault = self._fault, ""
         if fault == "raise":
             self.num_faults += 1
             raise RuntimeError("device lost")
-        logits = self._forward(*args)
+        logits = self._forward(*args).logits
         if fault == "nan" and len(logits):
             self.num_faults += 1
             logits = logits.clone()
             logits[0, 7] = float("nan")
-        return logits
+        return StepLogits(logits)
 
     def tell(self, event: tuple[Any, ...]) -> None:
         match event:

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from engine_harness import Harness, prompt_of
 from parrot.engine.batch import StepBatch
+from parrot.engine.engine import Engine
 from parrot.engine.graphs import (
     Compute,
     CudaGraphRecorder,
@@ -24,6 +25,7 @@ from parrot.engine.graphs import (
     decode_sizes,
 )
 from parrot.engine.model import DecoderModel
+from parrot.engine.overlap import OverlappingEngine
 from parrot.engine.runner import ModelRunner
 from parrot.kernels.ops import StepLimits
 from parrot.tokenizer.tokenizer import Tokenizer
@@ -178,10 +180,13 @@ def test_a_step_over_the_limits_is_refused(place: Place, tiny: Path) -> None:
         runner.compute(decodes([5] * 13, 0, 1))
 
 
-def generate(runner: ModelRunner, directory: Path) -> tuple[list[list[int]], EngineStats]:
+def generate(
+    runner: ModelRunner, directory: Path, engine_type: type[Engine] = Engine
+) -> tuple[list[list[int]], EngineStats]:
     """What four calls give, of which one forks off another inside a block while that one decodes, and one
     comes later still."""
-    harness = Harness(runner, Tokenizer.load(directory), max_batch_tokens=24, max_batch_size=LIMITS.sequences)
+    limits = {"max_batch_tokens": 24, "max_batch_size": LIMITS.sequences}
+    harness = Harness(runner, Tokenizer.load(directory), engine_type=engine_type, **limits)
     first = prompt_of(29, seed=1)
     calls = [harness.submit(first, max_tokens=9), harness.submit(prompt_of(13, seed=2), max_tokens=9)]
     for _ in range(3):
@@ -192,12 +197,14 @@ def generate(runner: ModelRunner, directory: Path) -> tuple[list[list[int]], Eng
     return [result.ids for result in harness.run(*calls)], harness.engine.stats()
 
 
-def test_forks_preemptions_and_mixed_steps_generate_the_same_ids(place: Place, tiny: Path) -> None:
+def test_forks_preemptions_mixed_and_overlapping_steps_generate_the_same_ids(
+    place: Place, tiny: Path
+) -> None:
     expected, _ = generate(place.reference(tiny), tiny)
     ids, stats = generate(place.runner(tiny, recorded=True), tiny)
     assert ids == expected
     assert stats.cow_copies > 0
-    ids, stats = generate(place.runner(tiny, recorded=True, num_blocks=4), tiny)
+    ids, stats = generate(place.runner(tiny, recorded=True, num_blocks=4), tiny, OverlappingEngine)
     assert ids == expected
     assert stats.preemptions > 0
 

@@ -77,6 +77,8 @@ class ContextTreeMachine(RuleBasedStateMachine):
             assert most > cache.tree.num_free_blocks + cache.tree.num_evictable_blocks
             assert self.snapshot() == before
             return
+        if data.draw(st.booleans()):
+            cache.set_last_tokens({c: data.draw(st.integers(0, 2)) for c in batch})
         if outcome == "commit":
             cache.commit(batch)
         elif outcome == "rollback":

@@ -147,6 +147,15 @@ void ContextTree::commit(std::span<const std::int64_t> context_ids) {
     for (Context* context : batch_) tree_.commit(*context);
 }
 
+void ContextTree::set_last_tokens(std::span<const std::int64_t> context_ids,
+                                  std::span<const std::int32_t> token_ids) {
+    require(token_ids.size() == context_ids.size(), "token_ids must have ", context_ids.size(),
+            " entries, one for each of context_ids, got ", token_ids.size());
+    require_tokens(token_ids);
+    gather_batch(context_ids, Reservation::kOpen);
+    for (std::size_t i = 0; i < batch_.size(); ++i) tree_.set_last_token(*batch_[i], token_ids[i]);
+}
+
 void ContextTree::rollback(std::span<const std::int64_t> context_ids) {
     gather_batch(context_ids, Reservation::kOpen);
     for (Context* context : batch_) tree_.cut(*context, context->node->committed);

@@ -40,6 +40,8 @@ class ContextTree {
                                    std::span<const std::int32_t> counts,
                                    std::span<const std::int32_t> token_ids, std::span<std::int32_t> slots);
     void commit(std::span<const std::int64_t> context_ids);
+    /// The last reserved token of each of these contexts is this one, whatever reserve was told.
+    void set_last_tokens(std::span<const std::int64_t> context_ids, std::span<const std::int32_t> token_ids);
     void rollback(std::span<const std::int64_t> context_ids);
     void truncate(std::int64_t context_id, std::int64_t length);
     void release(std::int64_t context_id);

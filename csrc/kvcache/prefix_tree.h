@@ -55,6 +55,8 @@ class PrefixTree {
     /// Blocks that append will take; ``batch_mark`` tells apart the batches that are planned.
     std::int64_t blocks_for(Node& node, std::int32_t count, std::int64_t batch_mark) const;
     void commit(Context& context);
+    /// The last reserved token of a context is another one than append was told.
+    void set_last_token(Context& context, std::int32_t token);
     /// Shorten a context; what nobody else uses beyond ``length`` is freed at once.
     void cut(Context& context, std::int32_t length);
     /// Free at least ``num_blocks`` blocks (that many must be evictable), leaves first, by EvictionKey.

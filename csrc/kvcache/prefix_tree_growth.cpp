@@ -39,6 +39,19 @@ void PrefixTree::append(Context& context, std::span<const std::int32_t> tokens, 
 
 void PrefixTree::commit(Context& context) { context.node->committed = context.node->end; }
 
+void PrefixTree::set_last_token(Context& context, std::int32_t token) {
+    Node& tip = *context.node;
+    if (tip.tokens.size() > 1) {
+        tip.tokens.back() = token;
+        return;
+    }
+    // Its parent knows it by this token.
+    Node& parent = *tip.parent;
+    unlink_child(tip);
+    tip.tokens.front() = token;
+    link_child(parent, tip, token);
+}
+
 void PrefixTree::cut(Context& context, std::int32_t length) {
     while (context.node->end > length) {
         Node& node = *context.node;

@@ -55,6 +55,9 @@ class ContextTree:
         over the end of the published text is a ValueError: that is two, with a commit between."""
     def commit(self, context_ids: I64) -> None:
         """The reserved tokens of these contexts now have their KV: they can be matched and forked."""
+    def set_last_tokens(self, context_ids: I64, token_ids: I32) -> None:
+        """The last reserved token of each of these contexts is this one [n], whatever ``reserve`` was told: of
+        an open reservation, before its commit."""
     def rollback(self, context_ids: I64) -> None:
         """Undo open reservations (a failed step)."""
     def truncate(self, context_id: int, length: int) -> None:

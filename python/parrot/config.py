@@ -56,6 +56,7 @@ class EngineConfig:
     num_blocks: int | None = None  # None: sized from free memory
     max_batch_size: int | None = None
     max_batch_tokens: int | None = None
+    overlap: bool = True  # on a GPU the next step is planned while one runs
     cuda_graphs: bool = True  # decode steps on a GPU are recorded once for each size (native backends)
     num_threads: int | None = None  # None: one per physical core this process may use
     heartbeat_s: float = 1.0

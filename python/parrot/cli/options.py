@@ -119,6 +119,9 @@ MaxBatchTokens = Annotated[
         help="Tokens of one step, prefill and decode; by default 512 on a CPU, 2048 to 8192 on a GPU."
     ),
 ]
+Overlap = Annotated[
+    bool, typer.Option("--overlap/--no-overlap", help="Plan the next step of a GPU while one runs.")
+]
 CudaGraphs = Annotated[
     bool,
     typer.Option(
@@ -192,6 +195,7 @@ class EngineOptions:
     num_blocks: NumBlocks = None
     max_batch_size: MaxBatchSize = None
     max_batch_tokens: MaxBatchTokens = None
+    overlap: Overlap = True
     cuda_graphs: CudaGraphs = True
     num_threads: NumThreads = None
     simulate: Simulate = None

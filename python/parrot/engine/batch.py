@@ -23,13 +23,14 @@ class StepBatch:
     planned; a backend takes to its device what it reads there.
     """
 
-    token_ids: Tensor  # int64 [T]
+    token_ids: Tensor  # int64 [T]; -1 - r: previous_ids[r]
     positions: Tensor  # int64 [T], position of each token within its sequence
     slots: Tensor  # int64 [T], block * 16 + offset: where the token's K and V go
     query_start: list[int]  # [n + 1], ascending, first 0, last T
     seq_lens: list[int]  # [n], length of each sequence, this step's tokens included
     block_tables: Tensor  # int64 [n, max_blocks], -1 past the end
     logit_rows: Tensor  # int64 [m], rows of [0, T) of which logits are wanted
+    previous_ids: Tensor | None = None  # int64, on the model's device: ids that the host does not know yet
 
 
 class StepLogits(NamedTuple):

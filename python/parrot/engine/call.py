@@ -111,7 +111,8 @@ class Output:
 
 
 class EngineCall:
-    """A dispatched call. ``ids`` are all ids of its context; the first ``num_computed`` have their KV.
+    """A dispatched call. ``ids`` are all ids of its context that are known; the first ``num_computed`` have
+    their KV.
 
     While it runs, either ids remain to be computed or :attr:`ended` is true. The program advances from one
     Generate to the next; the Fills between them append to ``ids``. Raises :class:`InvalidRequest` for a
@@ -130,6 +131,7 @@ class EngineCall:
         self.has_context = False  # the tree knows context_id
         self.frees_context = False
         self.num_computed = 0
+        self.pending_row: int | None = None  # the next id is on the device: row of the step that runs
         self.fills: deque[FillSpan] = deque()
         self.output: Output | None = None
         self._verbs = dispatch.verbs
@@ -153,8 +155,13 @@ class EngineCall:
 
     @property
     def num_remaining(self) -> int:
-        """Ids that wait to be computed."""
-        return len(self.ids) - self.num_computed
+        """Ids that wait to be computed, the one that only the device knows included."""
+        return self.num_ids - self.num_computed
+
+    @property
+    def num_ids(self) -> int:
+        """Ids of its context, the one that only the device knows included."""
+        return len(self.ids) + (self.pending_row is not None)
 
     @property
     def num_computable(self) -> int:

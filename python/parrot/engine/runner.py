@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._core import ContextTree
 from ..kernels.ops import StepLimits
+from ..wire import Ids
 from .admission import num_blocks_for
 from .batch import BLOCK_SIZE, PagedKV, StepBatch, StepLogits
 from .call import EngineCall
@@ -32,6 +33,14 @@ class Work:
     count: int
 
     @property
+    def token_ids(self) -> Ids:
+        """int32 [count], as in :class:`Reservation`."""
+        ids = self.call.ids.view(self.call.num_computed, self.call.num_computed + self.count)
+        if len(ids) == self.count or self.call.pending_row is None:
+            return ids
+        return np.append(ids, np.int32(-1 - self.call.pending_row))
+
+    @property
     def wants_logits(self) -> bool:
         """The step reaches the end of the ids, and the next one is to be sampled."""
         return self.call.output is not None and self.count == self.call.num_remaining
@@ -39,8 +48,8 @@ class Work:
     @property
     def is_decode(self) -> bool:
         """One id on top of a context whose output has begun."""
-        output = self.call.output
-        return self.count == 1 and output is not None and output.num_generated > 0
+        output, pending = self.call.output, self.call.pending_row is not None
+        return self.count == 1 and output is not None and output.num_generated + pending > 0
 
 
 def choose_work(running: Iterable[EngineCall], budget: int) -> list[Work]:
@@ -77,7 +86,7 @@ class Reservation:
 
     context_ids: I64  # [n]
     counts: I32  # [n]
-    token_ids: I32  # [sum(counts)]
+    token_ids: I32  # [sum(counts)]; -1 - r: row r of the ids that the step before gives
     slots: I32  # [sum(counts)]
     copies: I32  # [k, 3]: source block, destination block, number of slots
 
@@ -86,11 +95,9 @@ def reserve(tree: ContextTree, work: Sequence[Work]) -> Reservation:
     """Reserve slots for a whole step. Raises OutOfBlocks and then has changed nothing."""
     context_ids = np.array([w.call.context_id for w in work], dtype=np.int64)
     counts = np.array([w.count for w in work], dtype=np.int32)
-    token_ids = np.concatenate(
-        [w.call.ids.view(w.call.num_computed, w.call.num_computed + w.count) for w in work], dtype=np.int32
-    )
+    token_ids = np.concatenate([w.token_ids for w in work], dtype=np.int32)
     slots = np.empty(len(token_ids), dtype=np.int32)
-    copies = tree.reserve(context_ids, counts, token_ids, slots)
+    copies = tree.reserve(context_ids, counts, np.maximum(token_ids, 0), slots)
     return Reservation(context_ids, counts, token_ids, slots, copies)
 
 
@@ -119,9 +126,11 @@ class Runner(Protocol):
         step: Reservation,
         wants_logits: Sequence[bool],
         more_rows: Sequence[int] = (),
+        previous_ids: Tensor | None = None,
     ) -> StepLogits:
         """Compute a reserved step; logits [sum(wants_logits) + len(more_rows), vocab]: of the last ids of
-        those calls, then of these rows of the step."""
+        those calls, then of these rows of the step. ``previous_ids`` int64 [r], on the device: the ids that
+        the reservation refers to."""
 
 
 class ModelRunner:
@@ -193,11 +202,14 @@ class ModelRunner:
         step: Reservation,
         wants_logits: Sequence[bool],
         more_rows: Sequence[int] = (),
+        previous_ids: Tensor | None = None,
     ) -> StepLogits:
         """See :class:`Runner`."""
         with torch.inference_mode():
             self.kv.copy_slots(torch.from_numpy(step.copies))
-            return self.compute(self._build(tree, step, wants_logits, more_rows))
+            batch = self._build(tree, step, wants_logits, more_rows)
+            batch.previous_ids = previous_ids
+            return self.compute(batch)
 
     @torch.inference_mode()
     def compute(self, batch: StepBatch) -> StepLogits:

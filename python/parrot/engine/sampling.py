@@ -122,8 +122,19 @@ class Sampler:
         allowed: Tensor | None = None,
         likeliest: Tensor | None = None,
     ) -> list[int | None]:
-        """One id per row of ``logits`` (float [n, vocab]); None for a row that has a NaN or an infinity, or
-        no id that may follow.
+        """One id per row of ``logits`` (:meth:`choose`); None for a row that has none."""
+        return to_list(self.choose(logits, states, positions, allowed, likeliest))
+
+    def choose(
+        self,
+        logits: Tensor,
+        states: Sequence[OutputState],
+        positions: Sequence[int],
+        allowed: Tensor | None = None,
+        likeliest: Tensor | None = None,
+    ) -> Tensor:
+        """int64 [n], on the logits' device: one id per row of ``logits`` (float [n, vocab]); -1 for a row
+        that has a NaN or an infinity, or no id that may follow.
 
         ``positions[i]`` is the index that row i's id will have in its context. ``allowed`` (bool
         [c, vocab]) says for the c constrained rows, in order, which ids may follow. ``likeliest``: what
@@ -135,7 +146,7 @@ class Sampler:
         if likeliest is None:
             likeliest = likeliest_ids(logits)
         if plan.is_plain:
-            return _to_list(likeliest)
+            return likeliest
         ids = likeliest.clone()
         if plan.shaped is not None:
             shaped = plan.shape(logits[plan.shaped].double(), positions, allowed)
@@ -147,7 +158,7 @@ class Sampler:
         plan.note(logits, torch.where(ok, ids, 0))
         if allowed is not None:
             ok[plan.constrained] &= allowed.any(dim=1)
-        return _to_list(torch.where(ok, ids, -1))
+        return torch.where(ok, ids, -1)
 
 
 def likeliest_ids(logits: Tensor) -> Tensor:
@@ -159,7 +170,8 @@ def likeliest_ids(logits: Tensor) -> Tensor:
     return torch.where(torch.isfinite(logits).all(dim=1), torch.argmax(logits, dim=1), -1)
 
 
-def _to_list(ids: Tensor) -> list[int | None]:
+def to_list(ids: Tensor) -> list[int | None]:
+    """Of int64 [n], with None for what is negative."""
     return [None if token_id < 0 else token_id for token_id in ids.tolist()]
 
 
@@ -270,7 +282,7 @@ class _Draw:
     def ids(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         """int64 [r]: one id per row of float64 [r, vocab], by inverse transform in the order of ids."""
         number = uniform(self.seeds, [positions[row] for row in self.row_list])
-        target = torch.from_numpy(number).to(logits.device)[:, None]
+        target = torch.from_numpy(number).to(logits.device, non_blocking=True)[:, None]
         return torch.cat([self._ids(logits[part], target[part], part) for part in _parts(logits)])
 
     def _ids(self, logits: Tensor, target: Tensor, part: slice) -> Tensor:

@@ -135,6 +135,7 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
     from .live_cost import LiveCost
     from .memory import choose_batch, choose_num_blocks
     from .model import DecoderModel
+    from .overlap import OverlappingEngine
     from .runner import ModelRunner
 
     started = time.monotonic()
@@ -163,7 +164,8 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
         cuda_graphs=config.cuda_graphs,
     )
     cost_model = calibrate(runner, max_batch_size=batch_size, max_batch_tokens=batch_tokens)
-    engine = Engine(
+    engine_type = OverlappingEngine if device.type == "cuda" and config.overlap else Engine
+    engine = engine_type(
         runner,
         tokenizer,
         max_batch_size=batch_size,

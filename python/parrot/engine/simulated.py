@@ -64,6 +64,7 @@ class SimulatedRunner:
         step: Reservation,
         wants_logits: Sequence[bool],
         more_rows: Sequence[int] = (),
+        previous_ids: Tensor | None = None,  # noqa: ARG002
     ) -> StepLogits:
         """See :class:`~parrot.engine.runner.Runner`."""
         rng = np.random.default_rng(zlib.crc32(step.token_ids.tobytes()))

@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import _core
 from .._core import TensorView
 from .cpu_attention import CpuAttention
-from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages
+from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages, known_ids
 
 F32 = npt.NDArray[np.float32]
 U16 = npt.NDArray[np.uint16]
@@ -104,7 +104,7 @@ class CpuStep:
     def embed(self, table: _core.PackedLinear, positions: _core.PackedLinear | None) -> F32:
         """[T, hidden]: the residual stream."""
         x = self._floats("x", table.in_features)
-        table.gather(self._batch.token_ids.numpy(), x)
+        table.gather(known_ids(self._batch.token_ids, self._batch.previous_ids).numpy(), x)
         if positions is not None:
             at = self._floats("position", table.in_features)
             positions.gather(self._batch.positions.numpy(), at)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .gpu_buffers import StepBuffers, StepViews
-from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages, StepLimits
+from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages, StepLimits, known_ids
 from .paged_prefill import paged_prefill
 from .shared_prefix import Implementation, SharedPrefixAttention
 from .torch_ops import TensorStep
@@ -57,6 +57,7 @@ class GpuOps:
         """Plan the attention of decodes and of chunks, and upload all that the step reads."""
         buffers = self._buffers_for(StepLimits.of(batch))
         views = buffers.pack(batch, share=self.share_prefixes)
+        _fill_in(views, batch.previous_ids)
         if views.num_decodes:
             self.num_shared_decodes += buffers.attention.num_sharing
         return GpuStep(self, buffers, views, pages)
@@ -68,6 +69,7 @@ class GpuOps:
         limits = StepLimits.of(batch)
         buffers = self._buffers_for(StepLimits(num_rows, num_rows, limits.blocks))
         views = buffers.pack_decodes(batch, num_rows, len(pages.k[0]) - 1, share=self.share_prefixes)
+        _fill_in(views, batch.previous_ids)
         self.num_shared_decodes += buffers.attention.num_sharing
         return GpuStep(self, buffers, views, pages)
 
@@ -91,6 +93,12 @@ class GpuOps:
             staging=staging,
         )
         return StepBuffers(limits, staging, attention)
+
+
+def _fill_in(views: StepViews, previous_ids: Tensor | None) -> None:
+    """Not a part of what is recorded: recording computes more than once, and these ids change with it."""
+    if previous_ids is not None:
+        views.token_ids.copy_(known_ids(views.token_ids, previous_ids))
 
 
 class GpuStep(TensorStep):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 NormKind = Literal["rms", "layer"]
@@ -64,6 +65,7 @@ class Batch(Protocol):
     seq_lens: list[int]
     block_tables: Tensor
     logit_rows: Tensor
+    previous_ids: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,15 @@ class Pages(Protocol):
 
     k: list[Tensor]
     v: list[Tensor]
+
+
+def known_ids(token_ids: Tensor, previous_ids: Tensor | None) -> Tensor:
+    """``token_ids`` [T] with row r of ``previous_ids`` in place of -1 - r; both on one device. A row that has
+    no id, which is -1, becomes id 0: whose it is will not use it."""
+    if previous_ids is None or not len(previous_ids):
+        return token_ids
+    found = previous_ids.index_select(0, (-1 - token_ids).clamp(min=0)).clamp(min=0)
+    return torch.where(token_ids < 0, found.to(token_ids.dtype), token_ids)
 
 
 class DecoderStep(Protocol[Linear, Rows, Heads]):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import paged_attention, plan_attention
-from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages
+from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages, known_ids
 
 
 class TorchOps:
@@ -87,7 +87,11 @@ class TorchStep(TensorStep):
 
     def __init__(self, shape: DecoderShape, dtype: torch.dtype, batch: Batch, pages: Pages) -> None:
         device = pages.k[0].device
-        rows = _Rows(batch.token_ids.to(device), batch.positions.to(device), batch.logit_rows.to(device))
+        rows = _Rows(
+            known_ids(batch.token_ids.to(device), batch.previous_ids),
+            batch.positions.to(device),
+            batch.logit_rows.to(device),
+        )
         super().__init__(shape, rows, pages)
         self._slots = batch.slots.to(device)
         group_size = shape.num_heads // shape.num_kv_heads

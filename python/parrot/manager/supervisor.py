@@ -51,6 +51,8 @@ def engine_argv(config: EngineConfig) -> list[str]:
             argv += [flag, str(value)]
     if not config.shared_prefix_attention:
         argv.append("--no-shared-prefix-attention")
+    if not config.overlap:
+        argv.append("--no-overlap")
     if not config.cuda_graphs:
         argv.append("--no-cuda-graphs")
     if config.dummy_weights:
