@@ -17,6 +17,7 @@ from graph_builder import make_graph, prompt_call, read, submit
 from manager_harness import running_manager, until, zero_stats
 from parrot import wire
 from parrot.config import ManagerConfig, SchedulerConfig
+from parrot.engine.sent_frames import SentFrames
 from parrot.manager.application import Application
 from parrot.manager.engines import Engine, EngineRegistry
 from parrot.manager.key_file import TenantLimits
@@ -133,6 +134,7 @@ class LossyEvictions(RuleBasedStateMachine):
         self.epoch = epoch
         self.contexts: dict[int, int] = {}  # what the engine has
         self.frames: list[bytes] = []  # on their way
+        self.sent = SentFrames()
         self.sequence = 0
         model = wire.ModelInfo("tiny", "f", 100, 1024, "float32", "cpu")
         cost = wire.CostModel(1000.0, 10.0, 10.0, 0.01, 100_000, 64)
@@ -144,9 +146,9 @@ class LossyEvictions(RuleBasedStateMachine):
 
     def reply(self, *replies: wire.Reply) -> None:
         self.sequence += 1
-        self.frames.append(
-            wire.encode(wire.StepReplies(self.epoch, replies, zero_stats(), sequence=self.sequence))
-        )
+        frame = wire.encode(wire.StepReplies(self.epoch, replies, zero_stats(), sequence=self.sequence))
+        self.sent.add(self.sequence, frame)
+        self.frames.append(frame)
 
     def listen(self) -> None:
         """The engine takes in what the manager sent."""
@@ -158,6 +160,8 @@ class LossyEvictions(RuleBasedStateMachine):
             elif isinstance(message, wire.ReportContexts):
                 context_ids = tuple(map(wire.ContextId, self.contexts))
                 self.reply(wire.ContextSnapshot(context_ids, tuple(self.contexts.values())))
+            elif isinstance(message, wire.Resend):
+                self.frames += self.sent.since(message.sequence)
 
     @rule(evicts=st.booleans(), data=st.data())
     def step(self, evicts: bool, data: st.DataObject) -> None:
@@ -216,7 +220,7 @@ class LossyEvictions(RuleBasedStateMachine):
     @rule()
     def come_to_rest(self) -> None:
         """Nothing is lost any more: soon the manager knows what the engine has."""
-        for _ in range(3):
+        for _ in range(6):
             while self.frames or self.socket.sent:
                 self.listen()
                 while self.frames:
@@ -298,7 +302,7 @@ def test_a_real_engine_says_what_it_has(tiny_model: Path) -> None:
                 known = manager.registry.alive[0]
                 before = knowledge.ledger.of_engine(known.engine_id)
                 knowledge.ledger.add(known.engine_id, wire.ContextId(999), 50, session_id=None)
-                known.frames.announced(known.frames.newest + 1)
+                known.frames.lose_up_to(known.frames.newest + 1)
                 await until(lambda: knowledge.num_snapshots > 0)
                 assert known.frames.is_complete
                 assert knowledge.ledger.of_engine(known.engine_id) == before

@@ -28,12 +28,13 @@ STATS = wire.EngineStats(*[0] * len(wire.EngineStats.__struct_fields__))
 def router() -> Iterator[zmq.Socket[bytes]]:
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
+    router.set_hwm(0)  # a ROUTER drops what exceeds it, as soon as a busy machine lets frames pile up
     router.bind("tcp://127.0.0.1:*")
     yield router
     context.destroy(linger=0)
 
 
-def link_to(address: str, manager_timeout_s: float = 30.0, parent_pid: int | None = None) -> Link:
+def link_to(address: str, manager_timeout_s: float = 600.0, parent_pid: int | None = None) -> Link:
     link = Link(LinkConfig(address, 0.05, manager_timeout_s, parent_pid), REGISTER, STATS)
     link.start()
     return link
@@ -114,6 +115,27 @@ def test_the_loop_sends_while_the_thread_receives_and_nothing_is_lost(router: zm
     assert link.events.get(timeout=60) == ManagerChanged("m1")
     aborts = [link.events.get(timeout=60) for _ in range(count)]
     assert aborts == [wire.Abort((wire.CallId(number),)) for number in range(count)]
+    link.close("done")
+
+
+def test_frames_that_the_manager_misses_are_sent_again_as_they_were(router: zmq.Socket[bytes]) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    identity, _ = receive(router)
+    ping(router, identity)
+    replies = [wire.StepReplies("epoch", (), STATS, "m1", number) for number in range(1, 6)]
+    for reply in replies:
+        link.send(reply)
+    for missing in (3, 0):  # it never had a frame 0
+        router.send_multipart([identity, wire.encode(wire.Resend(missing))])
+    link_is_through = wire.Abort((wire.CallId(1),))
+    router.send_multipart([identity, wire.encode(link_is_through)])
+    assert link.events.get(timeout=60) == ManagerChanged("m1")
+    assert link.events.get(timeout=60) == link_is_through
+    link.send(wire.Goodbye("epoch", "that was all"))
+    got: list[wire.FromEngine] = []
+    while not got or not isinstance(got[-1], wire.Goodbye):
+        got.append(receive(router)[1])
+    assert [one for one in got if isinstance(one, wire.StepReplies)] == [*replies, *replies[2:]]
     link.close("done")
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -119,20 +117,13 @@ def steps_made(num_steps: int) -> wire.EngineStats:
     return msgspec.structs.replace(zero_stats(), num_steps=num_steps, decode_tokens=num_steps)
 
 
-@asynccontextmanager
-async def going_on(engine: ScriptedEngine) -> AsyncIterator[None]:
-    """The engine makes many steps between two of its heartbeats."""
-
-    async def step() -> None:
-        for turn in itertools.count(1):
-            engine.stats = steps_made(turn * 1_000_000)
-            await asyncio.sleep(0.02)
-
-    task = asyncio.create_task(step())
-    try:
-        yield
-    finally:
-        task.cancel()
+async def go_on_without(manager: Manager, engine: ScriptedEngine, turn: int) -> None:
+    """The engine makes many steps over a long time, and what it has does not end."""
+    engine.stats = steps_made(turn * 1_000_000)
+    await until(lambda: any(one.stats == engine.stats for one in manager.registry.alive))
+    for one in manager.executor.dispatcher.runs:
+        one.sent_us -= round(2e6 * manager.config.stall_after_s)
+    manager.executor.watchdog._look_at_runs_after = 0.0
 
 
 def test_a_call_that_an_engine_loses_while_it_goes_on_with_others_runs_elsewhere(
@@ -143,8 +134,8 @@ def test_a_call_that_an_engine_loses_while_it_goes_on_with_others_runs_elsewhere
         session = manager.submit(CALL)
         await until(lambda: len(forgetful.dispatches) == 1)
         other = await manager.add_engine(name="engine-1")
-        async with going_on(forgetful):
-            assert await manager.get(session, "a", timeout_ms=None) == "ok"
+        await go_on_without(manager, forgetful, 1)
+        assert await manager.get(session, "a", timeout_ms=None) == "ok"
         lost = forgetful.dispatches[0].call_id
         await until(lambda: any(isinstance(m, wire.Abort) and lost in m.call_ids for m in forgetful.other))
         assert len(other.dispatches) == 1
@@ -160,9 +151,11 @@ def test_a_call_that_is_lost_again_and_again_ends_with_each_loss_as_a_cause(tiny
     async def scenario(manager: Manager) -> None:
         engine = await manager.add_engine(held=True)
         session = manager.submit(CALL)
-        async with going_on(engine):
-            with pytest.raises(errors.EngineLost, match="lost with engine engine-0") as caught:
-                await manager.get(session, "a", timeout_ms=None)
+        for turn in (1, 2, 3):
+            await until(lambda turn=turn: len(engine.dispatches) == turn)  # type: ignore[misc]
+            await go_on_without(manager, engine, turn)
+        with pytest.raises(errors.EngineLost, match="lost with engine engine-0") as caught:
+            await manager.get(session, "a", timeout_ms=None)
         assert len(engine.dispatches) == 3
         assert ["did not end in" in cause.message for cause in caught.value.causes] == [True] * 3
         manager.check_at_rest()
@@ -280,6 +273,27 @@ def test_calls_whose_messages_were_lost_run_again_without_a_new_engine(
         manager.check_at_rest()
 
     run(tiny_model, scenario, max_retries=0)
+
+
+def test_a_reply_that_was_lost_is_asked_for_again_and_its_call_does_not_run_again(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(held=True)
+        session = manager.submit(CALL)
+        await until(lambda: len(engine.dispatches) == 1)
+        lost = wire.StepReplies(engine.epoch, engine._replies(engine.dispatches[0]), zero_stats(), sequence=1)
+        later = wire.StepReplies(engine.epoch, (), zero_stats(), sequence=2)
+        engine.is_mute = True  # a heartbeat more or less decides nothing here
+        await engine.send_message(later)
+        await until(lambda: wire.Resend(1) in engine.other)
+        await engine.send_message(lost)
+        await engine.send_message(later)
+        assert await manager.get(session, "a") == "ok"
+        assert manager.service.graph(session).calls[0].attempts == 1
+        assert (manager.registry.num_resends, manager.registry.num_lost_frames) == (1, 0)
+        await until(lambda: manager.executor.dispatcher.num_busy == 0)
+        manager.check_at_rest()
+
+    run(tiny_model, scenario, lost_after_s=600.0)
 
 
 def test_the_error_of_a_call_that_used_up_its_retries_names_each_loss(tiny_model: Path) -> None:

@@ -25,6 +25,7 @@ import zmq
 from .. import wire
 from ..curve import EngineKeys
 from ..errors import ConfigError
+from .sent_frames import SentFrames
 from .stats import now_us
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class Link:
         self._cost: wire.StepCost | None = None
         self._manager_id: str | None = None
         self._sequence = 0  # of the last StepReplies that were sent
+        self._sent = SentFrames()
         self._num_received = 0  # frames since the manager's id was heard, pings excluded
         self._num_missing = 0
         self._turn_since: float | None = None  # None: the loop waits for work
@@ -133,6 +135,7 @@ class Link:
             self._dealer.send(frame, _NOW)
             if isinstance(message, wire.StepReplies):
                 self._sequence = message.sequence
+                self._sent.add(message.sequence, frame)
             has_arrived = self._has_arrived()
         # The socket's descriptor tells of an arrival once, and the send may be what took note of it.
         if has_arrived:
@@ -244,8 +247,15 @@ class Link:
         self._num_received += 1
         if isinstance(message, wire.Shutdown):
             self.stop("the manager asked for it")
+        elif isinstance(message, wire.Resend):
+            self._send_again(message.sequence)
         else:
             self.events.put(message)
+
+    def _send_again(self, sequence: int) -> None:
+        with self._lock:
+            for frame in self._sent.since(sequence):
+                self._dealer.send(frame, _NOW)
 
     def _ping(self, ping: wire.Ping) -> None:
         self._last_ping = time.monotonic()

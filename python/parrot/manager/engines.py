@@ -54,7 +54,10 @@ class EngineRegistry:
         self._receiving_since = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self.num_dropped_frames = 0
-        self.num_lost_frames = 0  # how often frames were found missing, of either side
+        self.num_resends = 0  # how often frames of an engine were asked for again
+        self.num_lost_frames = (
+            0  # how often frames were found missing, of either side, and did not come again
+        )
         self._socket: EngineSocket = socket or RouterSocket(
             config.engine_host, config.engine_port, config.curve_keys
         )
@@ -191,8 +194,9 @@ class EngineRegistry:
         if isinstance(message, wire.Heartbeat):
             self._heartbeat(engine, message)
             return
-        if engine.frames.arrived(message.sequence):
-            self._lost_frames(engine)
+        if not engine.frames.arrived(message.sequence):
+            self._ask_again(engine)
+            return
         if message.manager_id not in ("", engine.manager_id):
             log.info("engine %s finished a step of calls of an earlier manager; dropped", engine.name)
             return
@@ -228,14 +232,20 @@ class EngineRegistry:
         if message.cost is not None and engine.reprice(message.cost) and self._events is not None:
             log.info("steps of engine %s have come to take %s", engine.name, message.cost)
             self._events.engine_repriced(engine)
-        was_complete = engine.frames.is_complete
-        engine.frames.announced(message.sequence)
         has_missed = message.num_missing > engine.num_missing
         engine.num_missing = max(engine.num_missing, message.num_missing)
-        if has_missed or (was_complete and not engine.frames.is_complete):
+        if engine.frames.beats(message.sequence):
+            self._ask_again(engine)
+        if has_missed or engine.frames.gives_up():
             self._lost_frames(engine)
         elif not engine.frames.is_complete:
             self.send(engine, wire.ReportContexts())
+
+    def _ask_again(self, engine: Engine) -> None:
+        if engine.frames.asks():
+            self.num_resends += 1
+            log.info("a frame of engine %s is missing; it is asked for again", engine.name)
+            self.send(engine, wire.Resend(engine.frames.newest + 1))
 
     def _lost_frames(self, engine: Engine) -> None:
         self.num_lost_frames += 1

@@ -118,6 +118,13 @@ class ReportContexts(msgspec.Struct, frozen=True, tag=True):
     """A frame of the engine was lost: what it said of contexts is to be said again (ContextSnapshot)."""
 
 
+class Resend(msgspec.Struct, frozen=True, tag=True):
+    """The StepReplies of this number is missing: it and all after it are to be sent again. An engine that has
+    it no more does nothing."""
+
+    sequence: int
+
+
 class Ping(msgspec.Struct, frozen=True, tag=True):
     """Manager's heartbeat, every second; an engine that hears none for its timeout ends itself.
     ``num_frames``: what else the manager has sent since the engine joined it, so that the engine can tell
@@ -131,4 +138,4 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End after the current step."""
 
 
-ToEngine = Dispatch | Abort | FreeContexts | ContextUses | ReportContexts | Ping | Shutdown
+ToEngine = Dispatch | Abort | FreeContexts | ContextUses | ReportContexts | Resend | Ping | Shutdown
