@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from parrot.kernels.shared_prefix import SharedPrefixAttention  # noqa: E402
 from prefix_batches import Batch, relative_error  # noqa: E402
 
 ON_GPU = torch.cuda.is_available()
@@ -95,3 +96,54 @@ def test_shared_attention_equals_attention_of_each_request(implementation, dtype
     reference, limit = batch.reference(0.1), 1e-3 if dtype == torch.float16 else 8e-3
     assert relative_error(shared, reference) <= limit
     assert relative_error(alone, reference) <= limit
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="no CUDA GPU")
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_graph_captured_on_one_tree_replays_on_others(implementation):
+    batches = [make(name, 4, 2, 64, torch.float16) for name in TREES]
+    blocks = max(len(batch.key_cache) for batch in batches)
+    widest = max(batches, key=lambda batch: batch.block_tables.shape[1])
+    most = max(batches, key=lambda batch: len(batch.query))
+    kernel = SharedPrefixAttention(
+        max_requests=len(most.query),
+        max_blocks=widest.block_tables.shape[1],
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        device=DEVICE,
+        implementation=implementation,
+    )
+    keys, values = (torch.zeros(blocks, 16, 2, 64, dtype=torch.float16, device=DEVICE) for _ in range(2))
+    query, output = torch.zeros_like(most.query), torch.zeros_like(most.query)
+
+    def put(batch):
+        n = len(batch.query)
+        keys[: len(batch.key_cache)], values[: len(batch.key_cache)] = batch.key_cache, batch.value_cache
+        query[:n] = batch.query
+        kernel.plan(batch.block_tables, batch.seq_lens)
+        output.fill_(float("nan"))
+        return n
+
+    put(most)
+    kernel(query, keys, values, output, 0.1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel(query, keys, values, output, 0.1)
+    for batch in (*batches, *reversed(batches)):
+        n = put(batch)
+        graph.replay()
+        assert relative_error(output[:n], batch.reference(0.1)) <= 1e-3
+        assert output[n:].isnan().all()  # rows past the batch are nobody's
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="no CUDA GPU")
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("count", [1, 2, 31, 64, 65, 255, 256])
+def test_any_number_of_requests_up_to_256(implementation, count):
+    tree = [(70, [(20, count // 2), (9, count - count // 2)])] if count > 1 else [(70, 1)]
+    batch = Batch(count, 32, 8, 128, torch.float16, tree, [1, 2, 70], DEVICE)
+    batch.check(batch.make_kernel(implementation))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import _core
 from .staging import Staging
-from .tensor_checks import check_device, check_dtype, check_int32, check_layout, check_shape
+from .tensor_checks import check_device, check_dtype, check_int32, check_layout, check_shape, fits
 
 I32 = npt.NDArray[np.int32]
 Implementation = Literal["cuda", "triton"]
@@ -314,6 +314,8 @@ class SharedPrefixAttention:
             ("key_cache", key_cache, cache),
             ("value_cache", value_cache, cache),
         ):
+            if fits(tensor, shape, query.dtype, self._device):
+                continue
             check_shape(name, tensor, shape)
             check_dtype(name, tensor, (query.dtype,))
             check_device(name, tensor, self._device)

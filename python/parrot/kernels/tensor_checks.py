@@ -12,6 +12,17 @@ from torch import Tensor
 _ALIGNMENT = 16  # bytes that a kernel reads at once
 
 
+def fits(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether all of the following would pass: a call on each layer's path."""
+    return (
+        tensor.shape == shape
+        and tensor.dtype == dtype
+        and tensor.device == device
+        and tensor.is_contiguous()
+        and tensor.data_ptr() % _ALIGNMENT == 0
+    )
+
+
 def check_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
     """Raise ValueError unless ``tensor`` has ``shape``."""
     if tensor.dim() != len(shape):
