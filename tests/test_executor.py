@@ -12,6 +12,8 @@ from graph_builder import prompt_call, read, write
 from manager_harness import CHAIN, Manager, last_word, run, until
 from parrot import api, errors, wire
 from parrot._core import Placement
+from parrot.config import SchedulerConfig
+from parrot.manager import event_log
 from parrot.manager.clock import now_us, simulated_clock
 from parrot.manager.pace import Pace
 
@@ -221,3 +223,17 @@ def test_members_of_a_group_that_one_frame_makes_ready_are_placed_together(
         assert [size for size in sizes if size] == [len(names), 1]
 
     run(tiny_model, scenario)
+
+
+def test_the_scheduler_is_told_for_how_long_an_application_has_run(tiny_model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "events"
+
+    async def scenario(manager: Manager) -> None:
+        await manager.add_engine(last_word)
+        await manager.get(manager.submit(*CHAIN), "c")
+
+    run(tiny_model, scenario, scheduler=SchedulerConfig(record=log))
+    with log.open("rb") as events:
+        ran_us = [named["app_ran_us"] for name, _, named, _ in event_log._read(events) if name == "submit"]
+    assert ran_us[0] == 0
+    assert 0 < ran_us[1] < ran_us[2]
