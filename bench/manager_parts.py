@@ -146,7 +146,7 @@ class Stage:
             self._queue(bridge, list(runs.values()))
             ready = self._answered(bridge, runs, session)
         self._sessions.remove(session.session_id)
-        session.graph.release()
+        run_whole(session.graph.releasing())
         return dict(self._ns)
 
     def _encoded(self, calls: Sequence[Call], application: Application) -> Iterator[Run]:
@@ -196,7 +196,7 @@ class Stage:
         deduce(session.graph)
         took = perf_counter_ns() - began
         self._sessions.remove(session.session_id)
-        session.graph.release()
+        run_whole(session.graph.releasing())
         return took / 1e6
 
     def long_constant(self, num_tokens: int, repeats: int) -> dict[str, Any]:

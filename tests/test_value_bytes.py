@@ -15,6 +15,7 @@ from parrot import api
 from parrot.config import ManagerConfig
 from parrot.errors import RateLimited, RequestTooLarge, ValueTooLarge
 from parrot.manager.graph import Graph
+from parrot.manager.slices import run_whole
 from parrot.manager.transforms import MAX_MEMO_BYTES, Transformer, compile_chain
 from parrot.manager.value_bytes import Held, size_of
 
@@ -90,7 +91,7 @@ def test_what_is_given_beyond_the_limits_is_refused_and_changes_nothing() -> Non
         other.set_value("v", "x" * 80_000)
     assert graph.variable("w").pending
     assert held.num_bytes == graph.values.num_bytes == size_of("x" * 80_000)
-    graph.release()
+    run_whole(graph.releasing())
     assert held.num_bytes == 0
     other.set_value("v", "x" * 80_000)
 

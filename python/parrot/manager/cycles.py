@@ -6,25 +6,29 @@ that output (a value fed round a loop of calls).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 from ..errors import CycleError
 from .call import Call
-from .draft import Draft
 from .variable import Variable
+
+if TYPE_CHECKING:
+    from .draft import Draft
 
 _Step = tuple[Call, int]
 _Node = Variable | _Step
 _MAX_NAMES = 20  # of a cycle, in a message
 
 
-def check_cycles(draft: Draft) -> None:
-    """Raise :class:`CycleError` with the path of names if inserting the draft would close a cycle.
+def checking_cycles(draft: Draft) -> Generator[None, None, None]:
+    """Raise :class:`CycleError` with the path of names if inserting the draft would close a cycle; yields in
+    between. No other request gives variables of earlier submits their origins meanwhile.
 
     Time is linear in the draft; earlier submits are looked at only if the draft gives one of their variables
     its origin, since otherwise nothing old can depend on anything new.
     """
-    _Search(draft).run()
+    yield from _Search(draft).running()
 
 
 class _Search:
@@ -36,11 +40,13 @@ class _Search:
         self._path: list[tuple[_Node, Iterator[_Node]]] = []
         self._on_path: set[_Node] = set()
 
-    def run(self) -> None:
+    def running(self) -> Generator[None, None, None]:
         for variable in (*self._draft.derivations, *self._draft.producers):
             self._explore(variable)
+            yield
         for call in self._draft.calls:
             self._explore((call, len(call.steps) - 1))
+            yield
 
     def _explore(self, start: _Node) -> None:
         self._enter(start)

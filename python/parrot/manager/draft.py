@@ -14,6 +14,7 @@ from ..config import ManagerConfig
 from ..errors import DoubleProducer, DuplicateRequest, InvalidRequest, RequestTooLarge, VariableNotFound
 from ..wire import CallId
 from .call import Call, Timing
+from .cycles import checking_cycles
 from .demand import Demand
 from .holes import CallShape, shaping_call
 from .prompt_table import ParsedPrompt, PromptTable
@@ -64,7 +65,7 @@ def drafting(
     live: Mapping[str, Call],
     now_us: int,
 ) -> Generator[None, None, Draft]:
-    """Check a submit against the graph's ``variables`` and ``live`` calls; cycles are checked elsewhere.
+    """Check a submit against the graph's ``variables`` and ``live`` calls.
 
     It yields between calls, and while one is taken apart (:mod:`parrot.manager.slices`). What other requests
     did to the graph in the meantime is looked at before it ends, and must not change between that and
@@ -106,6 +107,7 @@ class _Drafter:
         for label in body.labels:
             self._label(label)
             yield
+        yield from checking_cycles(self._draft)
         self._check_again()
         return self._draft
 

@@ -24,7 +24,7 @@ from .deferrals import Deferrals
 from .dispatcher import Dispatcher
 from .early_fill import EarlyFills
 from .engines import Engine, EngineRegistry
-from .graph import Changes
+from .graph import Changes, Graph
 from .history import History
 from .key_file import KeyFile
 from .knowledge import PrefixKnowledge
@@ -36,12 +36,13 @@ from .replies import ReplyHandler
 from .scheduler_bridge import SchedulerBridge
 from .session import Session
 from .single import SingleCall
-from .slices import run_whole
+from .slices import run_in_slices, run_whole
 from .tenants import Tenants
 from .uses import ContextUses
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
+_FREED_AT_ONCE = 256  # calls of a graph, less than a millisecond
 _REPLIES_S = 0.0005  # of handling replies, some ten of them, before what they made ready is sent
 
 
@@ -83,6 +84,7 @@ class Executor:
             self.dispatcher, self.knowledge, self.early, apply=self.apply, fail=self.call_failed
         )
         self.deferrals = Deferrals(self.background, apply=self.apply, turn=self.turn)
+        self._releasing: set[asyncio.Task[None]] = set()
         self._turn_is_due = False
         self._members: list[Call] | None = None  # of task groups, ready in the frame that is being handled
         self._ended: list[tuple[Call, str]] = []  # in this turn, with their tenants
@@ -155,6 +157,7 @@ class Executor:
             self.early.submitted(submitted.calls)
             self.apply(submitted.changes)
             self.turn()
+        yield
         return submitted.calls
 
     def relabel(self, application: Application) -> None:
@@ -181,7 +184,16 @@ class Executor:
         self._objectives.closed(application)
         self.knowledge.closed(session.session_id)
         self.turn()
-        session.graph.release()
+        self._release(session.graph)
+
+    def _release(self, graph: Graph) -> None:
+        """Free a closed graph, a large one in slices."""
+        if len(graph.calls) <= _FREED_AT_ONCE:
+            run_whole(graph.releasing())
+            return
+        task = asyncio.get_running_loop().create_task(run_in_slices(graph.releasing()))
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
 
     def is_open(self, session: Session) -> bool:
         """Whether :meth:`close` is still to come."""

@@ -138,7 +138,7 @@ class Flow:
             Consumer(call, binding)
             for call in calls
             for binding in call.inputs.values()
-            if binding.variable is None or not binding.variable.pending
+            if binding.text is None and (binding.variable is None or not binding.variable.pending)
         ]
         sources = [
             (variable, source) for variable in derived for source in variable.sources if not source.pending

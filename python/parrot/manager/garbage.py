@@ -2,8 +2,8 @@
 
 Left alone it stops the loop for as long as it takes to look at every live object, some 50 ns each, whenever
 their number has grown by a quarter. What the manager makes is freed by reference counts instead: a graph's
-cycles are cut when its session closes (:meth:`parrot.manager.graph.Graph.release`). The young generations are
-still looked at, for the cycles of libraries and exceptions; everything else is when nothing runs.
+cycles are cut when its session closes (:meth:`parrot.manager.graph.Graph.releasing`). The young generations
+are still looked at, for the cycles of libraries and exceptions; everything else is when nothing runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class IdleCollector:
         self._collected = 0  # and when everything was looked at
 
     def sweep(self, num_ended: int, num_busy: int) -> None:
-        """Called now and then with the calls that have ended so far and those that are ready or running."""
+        """Called now and then with the calls that have ended so far and the work that is under way."""
         rested = num_busy == 0 and num_ended == self._seen
         self._seen = num_ended
         if rested and num_ended != self._collected:

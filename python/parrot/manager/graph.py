@@ -25,7 +25,6 @@ from ..errors import (
 )
 from ..wire import CallId, Objective
 from .call import NO_TARGETS, Call, CallState, OutputBinding, Step, Targets
-from .cycles import check_cycles
 from .demand import Demand, earliest
 from .draft import Draft, Setting, check_value_size, describe_origin, drafting
 from .flow import Changes, Flow, Later
@@ -119,7 +118,6 @@ class Graph:
         draft = yield from drafting(
             body, setting=self.setting, variables=self.variables, live=self.live, now_us=now_us
         )
-        check_cycles(draft)
         before_insertion()
         self.values.check_given(draft.num_value_bytes)
         self.insert(draft, body)
@@ -222,13 +220,18 @@ class Graph:
             flow.settle(call)
         return self.finish(flow)
 
-    def release(self) -> None:
-        """Cut the cycles of a closed graph, so that it is freed at once (:mod:`parrot.manager.garbage`)."""
+    def releasing(self) -> Generator[None, None, None]:
+        """Cut the cycles of a closed graph, so that its calls are freed (:mod:`parrot.manager.garbage`)."""
         self.values.release()
         for variable in self.variables.values():
             variable.producer = variable.derivation = None
             variable.consumers.clear()
             variable.derived.clear()
+            yield
+        self.submits.clear()
+        while self.calls:
+            self.calls.popitem()
+            yield
 
     def label(
         self, var_id: str, criteria: Criteria, *, target_ms: float | None = None, now_us: int = 0
@@ -333,7 +336,7 @@ class Graph:
             self.calls[call.call_id] = call
             self.live[call.request_id] = call
             for binding in call.inputs.values():
-                call.steps[binding.first_step].num_missing += 1
+                call.steps[binding.first_step].num_missing += binding.text is None
                 if binding.variable is not None:
                     binding.variable.consumers.append(Consumer(call, binding))
 

@@ -145,7 +145,8 @@ class _Shaper:
         else:
             variable = self._named_input(placeholder, where)
         constant = placeholder.value if placeholder and variable is None else None
-        binding = InputBinding(name, variable, chain, step, constant)
+        text = None if chain.key else constant  # it is there, and nothing happens to it
+        binding = InputBinding(name, variable, chain, step, constant, text)
         self._shape.inputs[name] = binding
         self._new_inputs.append(binding)
         return binding

@@ -114,7 +114,8 @@ class Service:
                 with background.guarded("session-expiry"):
                     self.executor.close(session, SessionClosed("the session expired").to_info())
             num_ended = self.executor.counts.by_state.total()
-            self._idle_collector.sweep(num_ended, self.executor.dispatcher.num_busy)
+            num_busy = self.executor.dispatcher.num_busy + len(self._submitting)
+            self._idle_collector.sweep(num_ended, num_busy)
 
     # --- sessions ---
 
@@ -186,7 +187,9 @@ class Service:
             if body.create_session and self.executor.is_open(session):
                 self.delete_session(body.session_id, tenant=tenant)
             raise
-        return self._submit_reply(body.session_id, calls)
+        reply = self._submit_reply(body.session_id, calls)
+        yield
+        return reply
 
     def _refuse_hopeless(self, call: api.CallBody, tenant: str) -> None:
         """Raise :class:`PromptTooLong` for a prompt whose constants alone are too long. Holes are no text:
