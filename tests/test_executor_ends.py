@@ -209,3 +209,21 @@ def test_a_cut_typed_output_ends_its_call_and_what_reads_it_and_stops_the_engine
         manager.check_at_rest()
 
     run(tiny_model, scenario)
+
+
+def test_a_large_session_is_recorded_and_freed_while_the_loop_turns(tiny_model: Path) -> None:
+    """More calls than are recorded or freed in one turn: all of them are, and what they held goes."""
+
+    async def scenario(manager: Manager) -> None:
+        calls = [prompt_call(f"C{number}", f"{{{{output:o{number}}}}}") for number in range(600)]
+        session_id = manager.submit(*calls)
+        graph = manager.service._sessions.get(session_id).graph
+        manager.service.delete_session(session_id)
+        assert manager.executor.num_live == 0
+        assert manager.executor.counts.by_state.total() < 600
+        await until(lambda: manager.executor.counts.by_state["cancelled"] == 600)
+        assert len(manager.executor.history.last(1000)) == 600
+        await until(lambda: not manager.executor._releasing)
+        assert not graph.calls
+
+    run(tiny_model, scenario)

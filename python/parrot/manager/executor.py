@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import deque
 from collections.abc import Generator
 
 from .. import wire
@@ -43,6 +44,7 @@ from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 _FREED_AT_ONCE = 256  # calls of a graph, less than a millisecond
+_RECORDED_AT_ONCE = 256  # ended calls, a millisecond
 _REPLIES_S = 0.0005  # of handling replies, some ten of them, before what they made ready is sent
 
 
@@ -87,7 +89,7 @@ class Executor:
         self._releasing: set[asyncio.Task[None]] = set()
         self._turn_is_due = False
         self._members: list[Call] | None = None  # of task groups, ready in the frame that is being handled
-        self._ended: list[tuple[Call, str]] = []  # in this turn, with their tenants
+        self._ended: deque[tuple[Call, str]] = deque()  # and not recorded yet, with their tenants
         self.num_live = 0
         self.counts = CallCounts()
 
@@ -228,7 +230,7 @@ class Executor:
         """Carry out what an event did to a graph; a :meth:`turn` must follow."""
         now = now_us()
         if changes.ended and not self._ended:
-            asyncio.get_running_loop().call_soon(self._record_ended)  # if no turn of mine comes first
+            asyncio.get_running_loop().call_soon(self._record_rest)  # if no turn of mine comes first
         for call in changes.ended:
             self.dispatcher.stop(call)
             if call.state is not CallState.DONE or call.timing.finished_us is None:
@@ -260,12 +262,17 @@ class Executor:
         self.early.turn()
 
     def _record_ended(self) -> None:
-        ended, self._ended = self._ended, []
-        for call, tenant in ended:
+        for _ in range(min(len(self._ended), _RECORDED_AT_ONCE)):
+            call, tenant = self._ended.popleft()
             self.counts.ended(call)
             self.history.add(tenant, call)
             if self._uses is not None:
                 self._uses.ended(call)
+
+    def _record_rest(self) -> None:
+        self._record_ended()
+        if self._ended:
+            asyncio.get_running_loop().call_soon(self._record_rest)
 
     def _set_pace(self) -> None:
         self._objectives.pace = Pace.of(
