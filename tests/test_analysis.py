@@ -6,6 +6,7 @@ import time
 
 from deduction_harness import deduced, depths, groups, latency_calls
 from graph_builder import finish, flow_call, join, make_graph, prompt_call, submit, value
+from machine import slowness
 from parrot import api
 from parrot.errors import EngineError
 from parrot.manager.analysis import deduce
@@ -294,9 +295,9 @@ def test_4096_calls_take_less_than_100_ms() -> None:
         graph = make_graph()
         submit(graph, *calls, variables=[join("j", *sources)], labels={"r": "LATENCY"})
         best = min(_time(graph) for _ in range(3))
-        assert best < 0.1, f"{best * 1e3:.0f} ms"
+        assert best < 0.1 * slowness(), f"{best * 1e3:.0f} ms"
         graph.label("r", "DEADLINE", target_ms=1_000)
-        assert min(_time(graph) for _ in range(2)) < 0.2
+        assert min(_time(graph) for _ in range(3)) < 0.2 * slowness()
 
 
 def _time(graph: Graph) -> float:

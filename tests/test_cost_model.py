@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine_harness import Harness, load
+from machine import slowness
 from parrot.engine.cost_model import StepShape, calibrate, fit
 
 SHAPES = [
@@ -51,9 +52,9 @@ def test_calibration_keeps_its_budget_and_leaves_the_engine_right(
     loaded = load(tiny_model)
     expected = Harness(*loaded).generate([5, 6, 7, 8], max_tokens=12).ids
     harness = Harness(*loaded, num_blocks=num_blocks)
-    started = time.monotonic()
+    started = time.process_time()
     cost = calibrate(harness.runner, max_batch_size=8, max_batch_tokens=max_batch_tokens, budget_s=0.5)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10 * slowness()
     assert (cost.num_blocks, cost.capacity_tokens) == (num_blocks, num_blocks * 16)
     coefficients = (cost.base_us, cost.per_sequence_us, cost.per_prefill_token_us, cost.per_kv_token_us)
     assert min(coefficients) >= 0

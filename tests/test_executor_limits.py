@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from graph_builder import prompt_call, read, write
+from machine import slowness
 from manager_harness import CHAIN, Manager, last_word, run, until
 from parrot import api, errors
 from parrot.api import SamplingBody
@@ -45,7 +46,7 @@ def test_a_hopelessly_long_text_is_refused_before_it_is_tokenised(tiny_model: Pa
         session = manager.submit(prompt_call("big", "{{input:x}} {{output:a}}", read("x", value=text)))
         with pytest.raises(errors.PromptTooLong, match="at least"):
             await manager.get(session, "a")
-        assert time.process_time() - started < 0.5  # to tokenise it takes several seconds
+        assert time.process_time() - started < 0.7 * slowness()  # to tokenise it takes several seconds
 
     run(tiny_model, scenario)
 

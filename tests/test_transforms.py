@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from machine import slowness
 from parrot import api
 from parrot.errors import TransformError, TransformFailed
 from parrot.frontend.variable import SemanticVariable
@@ -188,7 +189,7 @@ def test_hostile_transforms_fail_within_a_second(text: str, transforms: list[dic
     started = time.process_time()
     with pytest.raises(TransformFailed):
         compiled.apply(text, where="call F", max_bytes=2**23)
-    assert time.process_time() - started < 1.0  # about 0.2 s; the margin is for slower machines
+    assert time.process_time() - started < 1.0 * slowness()  # about 0.2 s
 
 
 def test_a_result_above_the_size_limit_fails() -> None:
@@ -279,7 +280,7 @@ def test_what_one_event_transforms_is_bounded_however_many_consumers_there_are()
             transformer.apply(slow, text, where="call F")
         except TransformFailed as error:
             failures.append(error.message)
-    assert time.process_time() - started < 4
+    assert time.process_time() - started < 4 * slowness()
     assert 100 < len(failures) < 200
     assert "the transforms took too long" in failures[-1]
     assert transformer.apply(chain(), "as it is", where="call F") == "as it is"

@@ -91,11 +91,12 @@ def write_tiny_model(
     *,
     num_heads: int = 4,
     num_kv_heads: int = 2,
+    num_layers: int = 2,
     tied: bool = False,
     seed: int = 0,
     **config: object,
 ) -> Path:
-    """Two layers, hidden size 64, weights scaled so that logits differ clearly; fp32."""
+    """By default two layers, hidden size 64, weights scaled so that logits differ clearly; fp32."""
     tokenizer = byte_level_tokenizer()
     vocab, hidden, intermediate, head_dim = tokenizer.get_vocab_size(), 64, 160, 16
     description = {
@@ -104,7 +105,7 @@ def write_tiny_model(
         "vocab_size": vocab,
         "hidden_size": hidden,
         "intermediate_size": intermediate,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
@@ -122,7 +123,7 @@ def write_tiny_model(
     shapes = {"model.embed_tokens": (vocab, hidden), "model.norm": (hidden,)}
     if not tied:
         shapes["lm_head"] = (vocab, hidden)
-    for layer in range(2):
+    for layer in range(num_layers):
         shapes |= {
             f"model.layers.{layer}.input_layernorm": (hidden,),
             f"model.layers.{layer}.self_attn.q_proj": (num_heads * head_dim, hidden),

@@ -141,7 +141,7 @@ class Fleet:
 
     async def state(self) -> dict[str, Any]:
         """Living engines and the gauges of calls and sessions; raises when nobody answers."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
             engines = (await client.get("/v1/engines")).json()["engines"]
             page = (await client.get("/metrics")).text
         numbers = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))

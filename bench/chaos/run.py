@@ -21,8 +21,8 @@ from .programs import make_programs
 OPTIONS = ("minutes", "seed")  # of the command line
 _NUM_ENGINES = 3
 _NUM_CLIENTS = 24
-_END_S = 90.0  # after the last fault, for every get to end
-_REST_S = 60.0  # then, for sessions of clients who vanished to expire
+_END_S = 180.0  # after the last fault, for every get to end
+_REST_S = 120.0  # then, for sessions of clients who vanished to expire
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,12 @@ class ServiceProcess:
         return json.loads(ready_file.read_text()) if ready_file.exists() else None
 
     def wait_ready(self) -> None:
-        wait_for(lambda: self.http.get("/ready").status_code == 200, START_TIMEOUT_S)
+        wait_for(self._is_ready, START_TIMEOUT_S)
+
+    def _is_ready(self) -> bool:
+        reply = self.http.get("/ready")
+        assert "does not come up" not in reply.text, reply.text
+        return reply.status_code == 200
 
     def session(self) -> str:
         return str(self.http.post("/v1/session").json()["session_id"])

@@ -23,7 +23,7 @@ def run(*argv: str, cwd: Path) -> str:
     """Standard output of a Python program; a failure shows all that it printed."""
     environment = os.environ | {"COLUMNS": "140"}
     done = subprocess.run(
-        [sys.executable, *argv], cwd=cwd, env=environment, capture_output=True, text=True, timeout=170
+        [sys.executable, *argv], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from service_process import ServiceProcess, service, wait_for
 
 pytestmark = pytest.mark.system
 MAX_BODY_BYTES, MAX_CALLS = 32 * 2**20, 4096
-# What is aimed at is 100 ms (`python -m bench http`); here other tests and the engine share two cores.
-STILL_LIVE_S = 2.0  # of wall time, in another process: 0.4 on a loaded machine
+# Processor time of the service's loop: what else the machine has to do does not count. 100 ms are aimed at
+# (`python -m bench http`), 60 are measured, and a machine may be several times as slow.
+STILL_LIVE_S = 0.6
 
 
 @pytest.fixture(scope="module")
@@ -30,31 +31,43 @@ def loaded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
 
 
-class Probe:
-    """Asks /health until it is closed; ``slowest_s`` is the longest answer."""
+def cpu_s(pid: int, path: str) -> float:
+    """Processor time of a process (``path`` "") or of one of its threads."""
+    fields = Path(f"/proc/{pid}/{path}stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def __init__(self, url: str) -> None:
-        self.slowest_s = 0.0
+
+class Probe:
+    """Asks /health until it is closed; ``slowest_s`` is the most that the service's loop, its first thread,
+    has worked while an answer was waited for, ``used_s`` what the whole process has."""
+
+    def __init__(self, running: ServiceProcess) -> None:
+        self.slowest_s = self.used_s = 0.0
         self.num_answers = 0
-        self._url = url
+        self._url, self._pid = running.url, running.pid
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Probe:
+        self.used_s = -cpu_s(self._pid, "")
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._thread.join()
+        self.used_s += cpu_s(self._pid, "")
 
     def _run(self) -> None:
         with httpx.Client(base_url=self._url, timeout=120) as client:
             while not self._closing.is_set():
-                began = time.monotonic()
+                began = self._loop_s()
                 assert client.get("/health").status_code == 200
-                self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+                self.slowest_s = max(self.slowest_s, self._loop_s() - began)
                 self.num_answers += 1
+
+    def _loop_s(self) -> float:
+        return cpu_s(self._pid, f"task/{self._pid}/")
 
 
 def largest_body(session: str) -> bytes:
@@ -74,12 +87,12 @@ def test_health_answers_while_the_largest_legal_body_is_taken(loaded: ServicePro
     body = largest_body(session)
     assert 0.95 * MAX_BODY_BYTES < len(body) <= MAX_BODY_BYTES
     headers = {"content-type": "application/json"}
-    with Probe(loaded.url) as probe:
+    with Probe(loaded) as probe:
         reply = loaded.http.post("/v1/submit", content=body, headers=headers)
         assert reply.status_code == 200, reply.text[:500]
         assert len(reply.json()["calls"]) == MAX_CALLS
         assert loaded.http.delete(f"/v1/session/{session}").status_code == 204
-    assert probe.num_answers > 5
+    assert probe.num_answers > 0
     assert probe.slowest_s < STILL_LIVE_S
 
 
@@ -92,19 +105,17 @@ def test_a_prompt_of_27_mb_is_refused_before_it_is_tokenised(loaded: ServiceProc
         "/v1/submit": {"session_id": session, "calls": [call]},
         "/v1/completions": {"model": model, "prompt": text},
     }
-    with Probe(loaded.url) as probe:
-        began = time.monotonic()
+    with Probe(loaded) as probe:
         reply = loaded.http.post(route, json=bodies[route])
-        took_s = time.monotonic() - began
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "prompt"
-    assert took_s < 5.0  # to tokenise it would take ten times as long
+    assert probe.used_s < 3.0  # 0.1 to 0.2 measured; to tokenise it would take a minute
     assert probe.slowest_s < STILL_LIVE_S
 
 
 def test_a_body_with_a_hundred_thousand_calls_is_too_large(loaded: ServiceProcess) -> None:
     call = {"prompt": "{{output}}", "placeholders": [{"name": "output", "kind": "output"}]}
-    with Probe(loaded.url) as probe:
+    with Probe(loaded) as probe:
         body = {"session_id": loaded.session(), "calls": [call] * 100_000}
         reply = loaded.http.post("/v1/submit", json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (413, "calls")
@@ -112,4 +123,4 @@ def test_a_body_with_a_hundred_thousand_calls_is_too_large(loaded: ServiceProces
 
 
 def test_a_service_that_was_loaded_is_at_rest_afterwards(loaded: ServiceProcess) -> None:
-    wait_for(lambda: loaded.engine()["num_dispatched"] == 0, 30)
+    wait_for(lambda: loaded.engine()["num_dispatched"] == 0)

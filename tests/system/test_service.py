@@ -23,9 +23,9 @@ LONG = {"max_tokens": 1900}
 
 
 @pytest.fixture(scope="module")
-def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+def shared(slow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     """One service for the tests that leave it as they found it."""
-    with service(tiny_model, tmp_path_factory.mktemp("service")) as running:
+    with service(slow_model, tmp_path_factory.mktemp("service")) as running:
         yield running
 
 
@@ -131,11 +131,11 @@ def test_deleting_a_session_stops_its_calls(shared: ServiceProcess) -> None:
     check_at_rest(shared)
 
 
-def test_the_openai_client_works_unchanged(shared: ServiceProcess, tiny_model: Path) -> None:
+def test_the_openai_client_works_unchanged(shared: ServiceProcess, slow_model: Path) -> None:
     client = openai.OpenAI(base_url=f"{shared.url}/v1", api_key="none", max_retries=0)
     question: Any = [{"role": "user", "content": "What does the fox do?"}]
     fields: dict[str, Any] = {
-        "model": str(tiny_model),
+        "model": str(slow_model),
         "messages": question,
         "temperature": 0,
         "max_tokens": 12,
@@ -151,30 +151,31 @@ def test_the_openai_client_works_unchanged(shared: ServiceProcess, tiny_model: P
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens > 0  # type: ignore[union-attr]
     seeded = [
         client.completions.create(
-            model=str(tiny_model), prompt="The", temperature=1, seed=7, extra_body={"ignore_eos": True}
+            model=str(slow_model), prompt="The", temperature=1, seed=7, extra_body={"ignore_eos": True}
         )
         for _ in range(2)
     ]
     assert seeded[0].choices[0].text == seeded[1].choices[0].text
     with pytest.raises(openai.BadRequestError, match="2048"):
-        client.completions.create(model=str(tiny_model), prompt="word " * 4000)
+        client.completions.create(model=str(slow_model), prompt="word " * 4000)
     client.close()
     check_at_rest(shared)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_stops_its_generation(
-    shared: ServiceProcess, tiny_model: Path, stream: bool
+    shared: ServiceProcess, slow_model: Path, stream: bool
 ) -> None:
     body = {
-        "model": str(tiny_model),
+        "model": str(slow_model),
         "prompt": "Hi",
         "max_tokens": 1900,
         "ignore_eos": True,
         "stream": stream,
     }
     before = shared.engine()["stats"]["decode_tokens"]
-    with httpx.Client(base_url=shared.url, timeout=0.15) as client:
+    limits = httpx.Timeout(120, read=120 if stream else 0.15)
+    with httpx.Client(base_url=shared.url, timeout=limits) as client:
         if stream:
             with client.stream("POST", "/v1/completions", json=body) as reply:
                 next(reply.iter_lines())
@@ -186,21 +187,22 @@ def test_a_client_that_leaves_stops_its_generation(
 
 
 def test_an_engine_killed_in_the_middle_of_a_call_is_replaced_and_the_call_runs_again(
-    tiny_model: Path, tmp_path: Path
+    slow_model: Path, tmp_path: Path
 ) -> None:
-    with service(tiny_model, tmp_path) as running:
+    with service(slow_model, tmp_path) as running:
         session = running.session()
         running.submit(
             session,
-            call_body("a", "Hi {{output:out}}", **LONG),
+            call_body("a", "Hi {{output:out}}", max_tokens=700),
             call_body("b", "After {{input:x}} {{output:out}}", {"x": "v-short"}),
             call_body("short", "Short {{output:out}}"),
         )
         wait_for(lambda: running.call(session, "a")["state"] == "running")
-        time.sleep(0.2)
         engine = running.engine()
         kill(engine["pid"])
-        wait_for(lambda: running.http.get("/ready").status_code == 503, 6)
+        wait_for(
+            lambda: running.http.get("/ready").status_code == 503 or running.engine()["pid"] != engine["pid"]
+        )
         assert len(running.value(session, "v-a")) > 0
         assert running.value(session, "v-b")
         call = running.call(session, "a")
@@ -227,7 +229,7 @@ def test_sigterm_lets_running_calls_finish_and_ends(tiny_model: Path, tmp_path: 
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        assert running.process.wait(15) == 0
+        assert running.process.wait(60) == 0
         assert not is_alive(engine_pid)
 
 
@@ -241,7 +243,6 @@ def test_the_embedded_service_ends_with_the_pipe_it_was_given(tiny_model: Path, 
 def test_an_idle_session_expires(tiny_model: Path, tmp_path: Path) -> None:
     with service(tiny_model, tmp_path, "--session-idle-s", "0.5", wait=False) as running:
         session = running.session()
-        assert running.http.get(f"/v1/session/{session}/graph").status_code == 200
         wait_for(
             lambda: time.sleep(0.8) or running.http.get(f"/v1/session/{session}/graph").status_code == 404
         )
@@ -253,7 +254,7 @@ def test_readiness_says_why_an_engine_does_not_come_up(tiny_model: Path, tmp_pat
         def reason() -> str:
             return str(running.http.get("/ready").json()["error"]["message"])
 
-        wait_for(lambda: "does not come up" in reason(), 60)
+        wait_for(lambda: "does not come up" in reason())
         assert "cuda:99" in reason()
 
 
@@ -270,7 +271,7 @@ def test_a_port_in_use_is_one_line_with_the_fix(tiny_model: Path) -> None:
             "--port",
             port,
         ]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
     assert port in ended.stderr
     assert "choose another port" in ended.stderr

@@ -29,7 +29,9 @@ class Tenant:
     """A tenant of the service, by its key."""
 
     def __init__(self, running: ServiceProcess, key: str) -> None:
-        self.http = httpx.Client(base_url=running.url, timeout=60, headers={"Authorization": f"Bearer {key}"})
+        self.http = httpx.Client(
+            base_url=running.url, timeout=120, headers={"Authorization": f"Bearer {key}"}
+        )
         self._num_calls = 0
 
     def cached(self, prompt: str, **values: str) -> int:

@@ -42,13 +42,15 @@ class Keyed:
 
     def client(self, who: str) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.keys[who]}"}
-        return httpx.Client(base_url=self.url, timeout=60, headers=headers)
+        return httpx.Client(base_url=self.url, timeout=120, headers=headers)
 
     def openai(self, who: str) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.keys[who], max_retries=0)
 
     def status(self, key: str) -> int:
-        return httpx.get(f"{self.url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+        return httpx.get(
+            f"{self.url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=120
+        ).status_code
 
     def metrics(self) -> str:
         return self.client("operator").get("/metrics").text
@@ -78,26 +80,26 @@ def test_the_front_end_works_with_its_key_and_gets_typed_errors_without(
 ) -> None:
     with P.connect(keyed.url, keyed.keys["a"]):
         first = ask("x")
-        assert isinstance(first.get(timeout=60), str)
+        assert isinstance(first.get(timeout=120), str)
         with P.session() as session:
             mine = session.id
-            ask("y").get(timeout=60)
+            ask("y").get(timeout=120)
             foreign = keyed.client("b").get(f"/v1/session/{mine}/graph")
             assert foreign.json()["error"]["code"] == SessionNotFound.code
             assert keyed.client("a").get(f"/v1/session/{mine}/graph").status_code == 200
     for key, error in ((None, AuthenticationError), ("pk-parrot-no", AuthenticationError)):
         with P.connect(keyed.url, key), pytest.raises(error, match="API key"):
-            ask("x").get(timeout=60)
+            ask("x").get(timeout=120)
     with P.connect(keyed.url, keyed.keys["operator"]), pytest.raises(PermissionDenied):
-        ask("x").get(timeout=60)
+        ask("x").get(timeout=120)
     monkeypatch.setenv("PARROT_API_KEY", keyed.keys["b"] + "\n")
     with P.connect(keyed.url):
-        assert isinstance(ask("z").get(timeout=60), str)
+        assert isinstance(ask("z").get(timeout=120), str)
     with P.connect(keyed.url, keyed.keys["c"]):
         waiting = [ask(P.variable()) for _ in range(2)]
         assert not waiting[0].done()
         with pytest.raises(RateLimited, match="max_concurrent_calls = 2 is used up"):
-            ask("one too many").get(timeout=60)
+            ask("one too many").get(timeout=120)
 
 
 def test_the_openai_client_works_unchanged_with_its_key(keyed: Keyed) -> None:
@@ -109,9 +111,9 @@ def test_the_openai_client_works_unchanged_with_its_key(keyed: Keyed) -> None:
         with pytest.raises(openai.AuthenticationError) as unknown:
             stranger.completions.create(**asked)
         assert unknown.value.code == "invalid_api_key"
-    assert httpx.get(f"{keyed.url}/health").status_code == 200
-    assert httpx.get(f"{keyed.url}/ready").status_code == 200
-    assert httpx.get(f"{keyed.url}/metrics").status_code == 401
+    assert keyed.client("a").get("/health").status_code == 200
+    assert keyed.client("a").get("/ready").status_code == 200
+    assert httpx.get(f"{keyed.url}/metrics", timeout=120).status_code == 401
     assert 'parrot_tenant_calls_total{tenant="a"}' in keyed.metrics()
 
 
@@ -147,6 +149,14 @@ def test_a_broken_key_file_keeps_the_keys_in_use(keyed: Keyed) -> None:
 
 
 def test_weights_hold_between_tenants_that_both_have_work_waiting(keyed: Keyed) -> None:
+    while len(contended := place_many_of_two(keyed)) < 80:
+        pass  # a busy machine let the first one's calls run before the other one's were there
+    share = contended.count("b") / len(contended)
+    assert 0.65 < share < 0.85, share
+
+
+def place_many_of_two(keyed: Keyed) -> list[str]:
+    """Whose calls were placed, in their order, while both had calls waiting: they go out one to three."""
     clients = {who: keyed.client(who) for who in ("a", "b")}
     sessions = {who: client.post("/v1/session").json()["session_id"] for who, client in clients.items()}
     for who, client in clients.items():
@@ -162,10 +172,8 @@ def test_weights_hold_between_tenants_that_both_have_work_waiting(keyed: Keyed) 
         graph = client.get(f"/v1/session/{sessions[who]}/graph").json()
         order += [(call["timing"]["dispatched_us"], who) for call in graph["calls"]]
     placed = [who for _, who in sorted(order)]
-    # A full engine has room for 64. What both had waiting from then on went out one to three.
-    contended = placed[64 : max(place for place, who in enumerate(placed) if who == "b")]
-    share = contended.count("b") / len(contended)
-    assert 0.65 < share < 0.85, share
+    last = {who: max(place for place, other in enumerate(placed) if other == who) for who in clients}
+    return placed[placed.index("b") : min(last.values())]
 
 
 def test_a_service_that_others_can_reach_does_not_start_without_keys(tmp_path: Path) -> None:
@@ -174,6 +182,6 @@ def test_a_service_that_others_can_reach_does_not_start_without_keys(tmp_path: P
         ([], "nothing asks them for a key; make keys with `parrot key new TENANT --file FILE`"),
         (["--api-keys", str(tmp_path / "none.json")], "it cannot be read (No such file or directory)"),
     ):
-        ended = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
         assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
         assert words in ended.stderr
