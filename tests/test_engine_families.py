@@ -11,8 +11,10 @@ import torch
 
 from engine_harness import Harness, prompt_of
 from parrot.config import Backend
+from parrot.engine.engine import Engine
 from parrot.engine.graphs import CudaGraphRecorder
 from parrot.engine.model import DecoderModel
+from parrot.engine.overlap import OverlappingEngine
 from parrot.engine.runner import ModelRunner
 from parrot.gguf_model import convert_gguf
 from parrot.kernels.ops import StepLimits
@@ -57,11 +59,11 @@ def transformers_model(directory: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
-@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize(("backend", "engine_type"), [("torch", Engine), ("native", OverlappingEngine)])
 def test_calls_that_are_cut_forked_and_preempted_have_the_logits_of_transformers(
-    source: Path, theirs: torch.nn.Module, backend: Backend
+    source: Path, theirs: torch.nn.Module, backend: Backend, engine_type: type[Engine]
 ) -> None:
-    check(runner(source, backend), source, theirs)
+    check(runner(source, backend), source, theirs, engine_type)
 
 
 @pytest.mark.parametrize("source", ["llama", "llama-tied", "qwen2", "qwen2-tied", "qwen3"], indirect=True)
@@ -73,7 +75,7 @@ def test_a_model_from_gguf_has_the_logits_of_its_original(
     converted = tmp_path / "converted"
     converted.mkdir()
     convert_gguf(path, converted, lambda _what, _fraction: None)
-    check(runner(converted, "native"), converted, theirs)
+    check(runner(converted, "native"), converted, theirs, Engine)
 
 
 @pytest.mark.gpu
@@ -83,7 +85,7 @@ def test_a_model_from_gguf_has_the_logits_of_its_original(
 def test_the_same_on_a_gpu_with_decodes_recorded(
     source: Path, theirs: torch.nn.Module, backend: Backend, dtype: torch.dtype
 ) -> None:
-    check(runner(source, backend, dtype, torch.device("cuda:0")), source, theirs)
+    check(runner(source, backend, dtype, torch.device("cuda:0")), source, theirs, OverlappingEngine)
 
 
 @pytest.mark.gpu
@@ -94,7 +96,8 @@ def test_the_same_with_the_attention_of_the_cuda_module(
     family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     wide = write_family(tmp_path / "wide", family, head_dim=64)  # heads of 16 are not for it
-    check(runner(wide, "native", dtype, torch.device("cuda:0")), wide, transformers_model(wide))
+    on_gpu = runner(wide, "native", dtype, torch.device("cuda:0"))
+    check(on_gpu, wide, transformers_model(wide), OverlappingEngine)
 
 
 def runner(
@@ -116,24 +119,36 @@ def runner(
     )
 
 
-def check(runner: ModelRunner, directory: Path, theirs: torch.nn.Module) -> None:
-    """Calls that share a prefix."""
-    harness = Harness(runner, Tokenizer.load(directory), max_batch_size=NUM_CALLS, max_batch_tokens=24)
-    shared = prompt_of(37)
+def check(runner: ModelRunner, directory: Path, theirs: torch.nn.Module, engine_type: type[Engine]) -> None:
+    """Calls that share a prefix: first those that may be computed ahead, then some with log-probabilities,
+    which may not."""
+    harness = Harness(
+        runner,
+        Tokenizer.load(directory),
+        max_batch_size=NUM_CALLS,
+        max_batch_tokens=24,
+        engine_type=engine_type,
+    )
+    shared, tolerance = prompt_of(37), TOLERANCES[runner.dtype]
     prompts = [[*shared, *prompt_of(5 + i, seed=i)] for i in range(NUM_CALLS)]
-    calls = [harness.submit(prompt, max_tokens=MAX_TOKENS, logprobs=3) for prompt in prompts]
+    asked = [None] * 4 + [3] * (NUM_CALLS - 4)
+    calls = [
+        harness.submit(prompt, max_tokens=MAX_TOKENS, logprobs=number)
+        for prompt, number in zip(prompts, asked, strict=True)
+    ]
     results = harness.run(*calls)
     stats = harness.engine.stats()
     assert min(stats.preemptions, stats.forks, stats.cow_copies) > 0
-    for prompt, result in zip(prompts, results, strict=True):
+    for prompt, number, result in zip(prompts, asked, results, strict=True):
         assert result.error is None, result.error
         with torch.no_grad():
             logits = theirs(torch.tensor([prompt + result.ids])).logits[0, len(prompt) - 1 : -1]
         expected = logits.log_softmax(-1)
-        said = result.outputs[0].logprobs
-        assert said is not None
-        ours = np.frombuffer(said.top_values, "<f4").reshape(MAX_TOKENS, 3)
         best = expected.topk(3).values.numpy()
-        assert np.linalg.norm(ours - best) <= TOLERANCES[runner.dtype] * np.linalg.norm(best)
-        if runner.dtype == torch.float32:
-            assert result.ids == expected.argmax(-1).tolist()
+        chosen = expected[torch.arange(MAX_TOKENS), torch.tensor(result.ids)].numpy()
+        assert (best[:, 0] - chosen).max() <= 10 * tolerance  # a likeliest id, but for near ties
+        if number is not None:
+            said = result.outputs[0].logprobs
+            assert said is not None
+            ours = np.frombuffer(said.top_values, "<f4").reshape(MAX_TOKENS, 3)
+            assert np.linalg.norm(ours - best) <= tolerance * np.linalg.norm(best)
