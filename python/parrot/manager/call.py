@@ -26,6 +26,9 @@ class CallState(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
+_ENDS = (CallState.DONE, CallState.FAILED, CallState.CANCELLED)
+
+
 @dataclass(eq=False, slots=True)
 class InputBinding:
     """What an input hole reads. ``text`` is there once the value is: after ``chain``, ready to be a prompt's
@@ -161,7 +164,7 @@ class Call:
     @property
     def ended(self) -> bool:
         """Whether the call is done, failed or cancelled."""
-        return self.state in (CallState.DONE, CallState.FAILED, CallState.CANCELLED)
+        return self.state in _ENDS
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -255,11 +255,14 @@ class Executor:
     def turn(self) -> None:
         """Deduce objectives, then encode, place and send what is ready; what can wait comes after that."""
         self._turn_is_due = False
-        self._objectives.turn()
-        self.dispatcher.turn()
+        self._dispatch()
         self._record_ended()
         self.knowledge.tell_uses()
         self.early.turn()
+
+    def _dispatch(self) -> None:
+        self._objectives.turn()
+        self.dispatcher.turn()
 
     def _record_ended(self) -> None:
         for _ in range(min(len(self._ended), _RECORDED_AT_ONCE)):
@@ -385,7 +388,7 @@ class Executor:
                 # Of a step that ended many calls, the first ones' consumers need not wait for all the others;
                 # but members of a task group do, since they are placed together.
                 if now_s() - began > _REPLIES_S:
-                    self.turn()
+                    self._dispatch()
                     began = now_s()
         finally:
             self._members = None

@@ -171,7 +171,8 @@ class PromptEncoder:
         bos = self._tokenizer.bos_id
         shift = 0
         if self._tokenizer.add_bos and not continues:
-            num_bos = int(np.argmax(np.append(ids != bos, True)))
+            has_bos = len(ids) > 0 and ids[0] == bos
+            num_bos = int(np.argmax(np.append(ids != bos, True))) if has_bos else 0
             ids = np.concatenate([np.array([bos], dtype=np.int32), ids[num_bos:]])
             shift = 1 - num_bos
         # A handful of numbers: lists are several times as fast as arrays of them.
