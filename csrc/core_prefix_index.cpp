@@ -40,6 +40,7 @@ py::list match(const PrefixIndex& index, int64_t domain, const py::object& token
                int64_t adapter, int32_t public_len, int64_t max_owners) {
     scheduler::require_at_least("max_owners", max_owners, 1);
     const PromptView prompt(int32_view("token_ids", token_ids), variables);
+    // A copy: making lists may run Python's collector, and that any code, which may match again.
     const auto matches = index.match({model, adapter, domain, public_len}, prompt,
                                      int32_view("boundaries", boundaries), static_cast<size_t>(max_owners));
     py::list rows;

@@ -77,6 +77,15 @@ def test_suffixes_that_end_at_every_offset_of_a_page(isa: str, dtype: str) -> No
     assert case.error(case.run(num_threads=2)) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", [1, 127, 129, 255, 256, 257, 300, 643])
+def test_a_sequence_that_decodes_alone_is_cut_for_all_threads(length: int, threads: int) -> None:
+    case = Case(decodes(length), 6, 2, 64, "bfloat16")
+    parts = min(threads, max(1, length // 128))
+    assert case.attention(num_threads=threads).num_items == parts
+    assert case.error(case.run(num_threads=threads)) < TOLERANCE["bfloat16"]
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_chunks_of_every_small_size_over_every_offset(isa: str, dtype: str) -> None:
     chunks = [(before, rows) for before in range(BLOCK + 2) for rows in range(1, BLOCK + 3)]

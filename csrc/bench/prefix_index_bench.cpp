@@ -72,7 +72,7 @@ void warm(const Ids& prompt) {
 }
 
 Answer longest(const PrefixIndex& index, const Ids& prompt, std::span<const int32_t> boundaries) {
-    const auto matches = index.match(kScope, view(prompt), boundaries, 1);
+    const auto& matches = index.match(kScope, view(prompt), boundaries, 1);
     return matches.calls.empty() ? Answer{} : Answer{matches.rows[0].boundary, matches.calls[0]};
 }
 

@@ -106,16 +106,19 @@ size_t PrefixIndex::set_variable(VariableId variable, std::span<const int32_t> t
     return waiting.size();
 }
 
-PrefixMatches PrefixIndex::match(const PrefixScope& scope, const PromptView& prompt,
-                                 std::span<const int32_t> boundaries, size_t max_owners) const {
+const PrefixMatches& PrefixIndex::match(const PrefixScope& scope, const PromptView& prompt,
+                                        std::span<const int32_t> boundaries, size_t max_owners) const {
     require_prompt(prompt.token_ids, boundaries, prompt.variables);
     require_public_len(scope.public_len, prompt.token_ids, boundaries);
-    const std::vector<NodeId> nodes = table_.find(scope, prompt, boundaries);
-    PrefixMatches matches;
-    for (size_t i = nodes.size(); i-- > 0;) {
-        if (nodes[i] == kNoNode || table_.label(nodes[i]) == kNone) continue;
+    table_.find(scope, prompt, boundaries, nodes_);
+    PrefixMatches& matches = matches_;
+    matches.rows.clear();
+    matches.calls.clear();
+    matches.contexts.clear();
+    for (size_t i = nodes_.size(); i-- > 0;) {
+        if (nodes_[i] == kNoNode || table_.label(nodes_[i]) == kNone) continue;
         const size_t num_listed = matches.calls.size() + matches.contexts.size();
-        list_owners(table_.label(nodes[i]), max_owners, matches);
+        list_owners(table_.label(nodes_[i]), max_owners, matches);
         if (matches.calls.size() + matches.contexts.size() == num_listed) continue;
         matches.rows.push_back({boundaries[i], matches.calls.size(), matches.contexts.size()});
         if (matches.calls.size() == max_owners && matches.contexts.size() == max_owners) break;

@@ -52,9 +52,9 @@ class PrefixIndex {
     // how many they are.
     size_t set_variable(VariableId variable, std::span<const int32_t> token_ids);
 
-    // Every owner once, and at most `max_owners` of a kind.
-    PrefixMatches match(const PrefixScope& scope, const PromptView& prompt,
-                        std::span<const int32_t> boundaries, size_t max_owners) const;
+    // Every owner once, and at most `max_owners` of a kind. Valid until the next match.
+    const PrefixMatches& match(const PrefixScope& scope, const PromptView& prompt,
+                               std::span<const int32_t> boundaries, size_t max_owners) const;
 
     // Number of distinct prefixes with an owner.
     size_t size() const { return num_prefixes_; }
@@ -108,6 +108,8 @@ class PrefixIndex {
     LinearHash by_key_;
     std::set<std::pair<VariableId, OwnerSlot>> waiting_;
     size_t num_prefixes_ = 0;
+    mutable std::vector<NodeId> nodes_;  // of the prompt that was matched last, and its answer
+    mutable PrefixMatches matches_;
 };
 
 }  // namespace parrot::scheduler

@@ -107,13 +107,12 @@ Path PrefixTable::acquire(const PrefixScope& scope, const PromptView& prompt,
     return path;
 }
 
-std::vector<NodeId> PrefixTable::find(const PrefixScope& scope, const PromptView& prompt,
-                                      std::span<const int32_t> boundaries) const {
+void PrefixTable::find(const PrefixScope& scope, const PromptView& prompt,
+                       std::span<const int32_t> boundaries, std::vector<NodeId>& found) const {
+    found.clear();
     const Origin& origin = origin_of(scope);
     const NodeId root = find_root(origin);
-    if (root == kNoNode) return std::vector<NodeId>(boundaries.size(), kNoNode);
-    std::vector<NodeId> found;
-    found.reserve(boundaries.size());
+    if (root == kNoNode) return found.resize(boundaries.size(), kNoNode);
     Walk walk{prompt, root, root};
     const auto resolve = [&](int32_t, const Hash128&, NodeId known) {
         found.push_back(known);
@@ -122,7 +121,6 @@ std::vector<NodeId> PrefixTable::find(const PrefixScope& scope, const PromptView
     visit_scopes(scope, origin, walk, boundaries, resolve,
                  [](const Hash128&, NodeId known) { return known; });
     found.resize(boundaries.size(), kNoNode);
-    return found;
 }
 
 void PrefixTable::release(NodeId node) {

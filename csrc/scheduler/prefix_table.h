@@ -58,9 +58,9 @@ class PrefixTable {
     // (require_seam).
     Path acquire(const PrefixScope& scope, const PromptView& prompt, std::span<const int32_t> boundaries);
 
-    // The node of every boundary, kNoNode where nobody has it.
-    std::vector<NodeId> find(const PrefixScope& scope, const PromptView& prompt,
-                             std::span<const int32_t> boundaries) const;
+    // Fills `found` with the node of every boundary, kNoNode where nobody has it.
+    void find(const PrefixScope& scope, const PromptView& prompt, std::span<const int32_t> boundaries,
+              std::vector<NodeId>& found) const;
 
     // Gives one reference back.
     void release(NodeId node);

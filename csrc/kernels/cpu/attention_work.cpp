@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "concat.h"
+#include "kernels/cpu/parallel.h"
 
 namespace parrot::cpu {
 namespace {
@@ -11,6 +12,7 @@ namespace {
 constexpr int32_t kItemRows = 96;           // query rows per KV head of an item
 constexpr int64_t kStateBytes = 256 << 10;  // of an item's queries and sums: an eighth of an L2
 constexpr int32_t kMinSplitTokens = 256;    // of the context of a prefill block
+constexpr int32_t kMinDecodeTokens = 128;   // of a part of a sequence that decodes alone
 constexpr int64_t kItemsPerThread = 3;      // that splitting a prefill aims at
 constexpr int32_t kWorkersPerThread = 4;    // that decodes are planned for, see plan_decodes
 constexpr int64_t kTokenCost = 12;          // rows' worth of time that reading a token takes
@@ -98,8 +100,7 @@ class Builder {
         options.block_size = kBlockTokens;
         options.group_size = shape_.group_size();
         options.num_kv_heads = num_head_groups;
-        const bool is_even = options_.num_threads == 1 || decodes.size() == 1;
-        options.num_workers = is_even ? options_.num_threads : kWorkersPerThread * options_.num_threads;
+        options.num_workers = options_.num_threads == 1 ? 1 : kWorkersPerThread * options_.num_threads;
         options.max_rows = std::max(kItemRows, shape_.group_size());
         options.min_shared_tokens = options_.min_shared_tokens;
         options.share = options_.share;
@@ -110,6 +111,7 @@ class Builder {
         if (decodes.empty()) return;
         const int32_t heads = heads_per_item(static_cast<int32_t>(decodes.size()));
         const int32_t num_head_groups = (shape_.num_kv_heads + heads - 1) / heads;
+        if (decodes.size() == 1) return add_lone_decode(decodes[0], heads, num_head_groups);
         const AttentionPlan& plan = plan_decodes(decodes, num_head_groups);
         std::vector<int32_t> units(decodes.size(), -1);
         for (size_t i = 0; i < decodes.size(); ++i) {
@@ -123,6 +125,31 @@ class Builder {
         work_.num_sharing = count_sharing(plan, decodes.size());
         for (size_t e = 0; e < plan.entries.size(); e += 8)
             add_entry(plan, &plan.entries[e], decodes, units, heads);
+    }
+
+    // A sequence that decodes alone: the same number of blocks to each thread. The planner cuts at multiples
+    // of a tile, of which a short sequence has too few to be even.
+    void add_lone_decode(int32_t sequence, int32_t heads, int32_t num_head_groups) {
+        const auto i = static_cast<size_t>(sequence);
+        const int32_t length = step_.seq_lens[i], blocks = (length + kBlockTokens - 1) / kBlockTokens;
+        const int32_t parts =
+            std::clamp(options_.num_threads / num_head_groups, 1, std::max(1, length / kMinDecodeTokens));
+        if (parts > 1) {
+            work_.units.push_back({step_.query_start[i], 1, 0, parts, parts * num_head_groups});
+            work_.num_partials = parts;
+        }
+        for (int32_t part = 0; part < parts; ++part) {
+            const auto member = static_cast<int32_t>(work_.members.size());
+            work_.members.push_back(
+                {step_.query_start[i], length, parts > 1 ? part : -1, parts > 1 ? 0 : -1});
+            const Slice range = slice_of(blocks, part, parts);
+            const auto begin = static_cast<int32_t>(range.begin) * kBlockTokens;
+            const auto end = std::min(length, static_cast<int32_t>(range.end) * kBlockTokens);
+            for (int32_t head = 0; head < shape_.num_kv_heads; head += heads) {
+                add_item(table(sequence), begin, end, member, 1, head,
+                         std::min(head + heads, shape_.num_kv_heads));
+            }
+        }
     }
 
     static int32_t count_sharing(const AttentionPlan& plan, size_t num_decodes) {
