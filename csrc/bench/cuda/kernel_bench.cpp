@@ -9,6 +9,8 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/check.h"
@@ -23,13 +25,42 @@ constexpr double kMatrixRate = 790e12;  // FLOP/s that the floor assumes
 constexpr int kHeads = 32, kHeadDim = 128, kBlock = 16, kMaxRows = 64, kReplays = 30, kMinLaunches = 16;
 constexpr size_t kMinBytes = 400'000'000;  // of all copies of the cache: several times the L2
 
+// A node of a tree of prefixes: its tokens, and what is below it: requests, or other nodes.
+struct Node {
+    int tokens, requests;
+    std::vector<Node> below;
+};
+
 struct Row {
-    int kv_heads, requests, prefix, suffix;
+    std::string shape;
+    int kv_heads, suffix;
+    std::vector<Node> tree;
 };
 
 constexpr int kShapes[][3] = {{8, 6000, 256},   {16, 6000, 256},  {32, 6000, 256},
                               {64, 6000, 256},  {64, 2000, 256},  {128, 6000, 256},
                               {16, 32000, 256}, {64, 6000, 1024}, {64, 16, 1024}};
+
+// As all_rows() of bench/kernel_rows.py.
+std::vector<Row> all_rows() {
+    std::vector<Node> unequal;
+    for (int i = 0; i < 16; ++i) unequal.push_back({512 * (1 + i), i + 1, {}});
+    const std::vector<Node> leaves(4, {512, 8, {}});
+    const std::vector<Node> wide{{3072, 0, {{1024, 0, leaves}, {1024, 0, leaves}}}};
+    const Node left{2048, 0, {{512, 20, {}}, {256, 4, {}}}}, right{512, 0, {{1024, 6, {}}, {64, 2, {}}}};
+    std::vector<Row> rows;
+    for (const int kv_heads : {kHeads, kHeads / 4}) {
+        for (const auto& [requests, prefix, suffix] : kShapes) {
+            const std::string shape = std::to_string(requests) + "x" + std::to_string(prefix);
+            rows.push_back({shape, kv_heads, suffix, {{prefix, requests, {}}}});
+        }
+        rows.push_back({"4 groups of 16x6000", kv_heads, 256, std::vector<Node>(4, {6000, 16, {}})});
+        rows.push_back({"16 unequal groups", kv_heads, 256, unequal});
+        rows.push_back({"64 on 3072, 2x1024, 8x512", kv_heads, 256, wide});
+        rows.push_back({"32 on 4096, 2048 or 512, 64-1024", kv_heads, 256, {{4096, 0, {left, right}}}});
+    }
+    return rows;
+}
 
 struct Free {
     void operator()(void* pointer) const { cudaFree(pointer); }
@@ -62,31 +93,52 @@ class Buffer {
     std::unique_ptr<void, Free> memory_;
 };
 
-// A row's batch: tables of shuffled blocks, the prefix's first.
+// A row's batch: tables of shuffled blocks, those of each node once.
 struct Batch {
-    int num_blocks, max_blocks;
+    int num_blocks = 0;
+    size_t max_blocks = 0;
+    int64_t num_tokens = 0;  // in the cache
     std::vector<int32_t> block_tables, seq_lens;
 
     explicit Batch(const Row& row) {
-        const int shared = row.prefix / kBlock, own = (row.suffix + kBlock - 1) / kBlock;
-        num_blocks = shared + row.requests * own;
-        max_blocks = shared + own;
-        std::vector<int32_t> order(num_blocks);
+        for (const Node& node : row.tree) add(node, {}, row.suffix);
+        for (const auto& path : paths_) max_blocks = std::max(max_blocks, path.size());
+        std::vector<int32_t> order(static_cast<size_t>(num_blocks));
         std::iota(order.begin(), order.end(), 0);
         std::shuffle(order.begin(), order.end(), std::mt19937(0));
-        for (int r = 0; r < row.requests; ++r) {
-            const auto first = order.begin() + shared + r * own;
-            block_tables.insert(block_tables.end(), order.begin(), order.begin() + shared);
-            block_tables.insert(block_tables.end(), first, first + own);
-            seq_lens.push_back(shared * kBlock + row.suffix);
+        block_tables.assign(paths_.size() * max_blocks, -1);
+        for (size_t r = 0; r < paths_.size(); ++r) {
+            for (size_t b = 0; b < paths_[r].size(); ++b) {
+                block_tables[r * max_blocks + b] = order[size_t(paths_[r][b])];
+            }
         }
     }
+    int num_requests() const { return int(seq_lens.size()); }
+
+  private:
+    void add(const Node& node, std::vector<int32_t> path, int suffix) {
+        append(path, node.tokens / kBlock);
+        num_tokens += node.tokens / kBlock * kBlock;
+        for (const Node& deeper : node.below) add(deeper, path, suffix);
+        for (int i = 0; i < node.requests; ++i) {
+            paths_.push_back(path);
+            append(paths_.back(), (suffix + kBlock - 1) / kBlock);
+            num_tokens += suffix;
+            seq_lens.push_back(int32_t(path.size()) * kBlock + suffix);
+        }
+    }
+    void append(std::vector<int32_t>& path, int count) {
+        for (int i = 0; i < count; ++i) path.push_back(num_blocks++);
+    }
+
+    std::vector<std::vector<int32_t>> paths_;  // blocks before they are shuffled
 };
 
 double floor_us(const Row& row, const Batch& batch) {
-    const double tokens = row.prefix / kBlock * kBlock + double(row.requests) * row.suffix;
-    const double bytes = 4 * tokens * row.kv_heads * kHeadDim + 4.0 * row.requests * kHeads * kHeadDim;
-    const double flops = 4.0 * row.requests * batch.seq_lens[0] * kHeads * kHeadDim;
+    const int64_t attended = std::accumulate(batch.seq_lens.begin(), batch.seq_lens.end(), int64_t{0});
+    const double rows = double(batch.num_requests()) * kHeads;
+    const double bytes = 4.0 * double(batch.num_tokens) * row.kv_heads * kHeadDim + 4.0 * rows * kHeadDim;
+    const double flops = 4.0 * double(attended) * kHeads * kHeadDim;
     return 1e6 * std::max(bytes / kBandwidth, flops / kMatrixRate);
 }
 
@@ -144,7 +196,7 @@ void measure(const Row& row) {
     const AttentionPlan plan = plan_attention(batch.block_tables, batch.seq_lens, options);
     const std::vector<int32_t> num_entries{int32_t(plan.entries.size() / 8)};
     const size_t parts = std::max(1, plan.part_begin.back());
-    const size_t rows = size_t(row.requests) * kHeads;
+    const size_t rows = size_t(batch.num_requests()) * kHeads;
     const Buffer entries(plan.entries), count(num_entries), members(plan.members),
         part_begin(plan.part_begin), tables(batch.block_tables), next_work(2 * sizeof(int32_t)),
         part_output(parts * kHeads * kHeadDim * sizeof(float)),
@@ -171,9 +223,9 @@ void measure(const Row& row) {
                                  part_output.address(),
                                  part_max_sum.address(),
                                  next_work.address(),
-                                 row.requests,
+                                 batch.num_requests(),
                                  batch.num_blocks,
-                                 batch.max_blocks,
+                                 int(batch.max_blocks),
                                  kHeads,
                                  row.kv_heads,
                                  kHeadDim,
@@ -183,8 +235,9 @@ void measure(const Row& row) {
     };
     const int copies = int(caches.size()), rounds = (kMinLaunches + copies - 1) / copies;
     const double time_us = time_graph(copies * rounds, launch), floor = floor_us(row, batch);
-    std::printf("%d/%d %dx%d +%d%*s %9.1f us  floor %7.1f  x%5.2f\n", kHeads, row.kv_heads, row.requests,
-                row.prefix, row.suffix, 2, "", time_us, floor, time_us / floor);
+    const std::string name = std::to_string(kHeads) + "/" + std::to_string(row.kv_heads) + " " + row.shape +
+                             " +" + std::to_string(row.suffix);
+    std::printf("%-42s %9.1f us  floor %7.1f  x%5.2f\n", name.c_str(), time_us, floor, time_us / floor);
     std::fflush(stdout);
 }
 
@@ -192,11 +245,7 @@ void measure(const Row& row) {
 }  // namespace parrot
 
 int main() try {
-    for (int kv_heads : {32, 8}) {
-        for (const auto& [requests, prefix, suffix] : parrot::kShapes) {
-            parrot::measure({kv_heads, requests, prefix, suffix});
-        }
-    }
+    for (const parrot::Row& row : parrot::all_rows()) parrot::measure(row);
     return 0;
 } catch (const std::exception& error) {
     std::fprintf(stderr, "kernel_bench: %s\n", error.what());
