@@ -71,7 +71,7 @@ def run_manager(
 
     ``engines`` are started as child processes; their ``manager_address`` is filled in here. Raises
     :class:`PortInUse`, :class:`ModelFileError`, :class:`JournalError` and the other set-up errors before
-    anything is served.
+    anything but probes is answered.
     """
     # The tokenizer's thread pool does not survive the forks that start engines, and says so.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
