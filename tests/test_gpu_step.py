@@ -3,8 +3,9 @@ replay computes anew on the same buffers; on a GPU (``-m gpu``) it is a CUDA gra
 
 from __future__ import annotations
 
+import importlib.util
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 pytest.importorskip("triton")
 
 from engine_harness import Harness, prompt_of
+from parrot.config import Backend
 from parrot.engine.batch import StepBatch
 from parrot.engine.engine import Engine
 from parrot.engine.graphs import (
@@ -43,9 +45,11 @@ class Place:
     device: torch.device
     dtype: torch.dtype
     tolerance: float
+    backend: Backend = "triton"
+    head_dim: int = 16
 
     def runner(self, directory: Path, *, recorded: bool, num_blocks: int = NUM_BLOCKS) -> ModelRunner:
-        model = DecoderModel.load(directory, self.dtype, self.device, "triton")
+        model = DecoderModel.load(directory, self.dtype, self.device, self.backend)
         recorder: Recorder | None = None
         if recorded:
             recorder = CudaGraphRecorder(self.device) if self.device.type == "cuda" else EagerRecorder()
@@ -62,7 +66,11 @@ class Place:
 def _places() -> list[object]:
     if torch.cuda.is_available():
         gpu = Place(torch.device("cuda:0"), torch.float16, 1e-2)
-        return [pytest.param(gpu, id="gpu", marks=pytest.mark.gpu)]
+        places: list[object] = [pytest.param(gpu, id="triton", marks=pytest.mark.gpu)]
+        if importlib.util.find_spec("parrot._kernels") is not None:
+            native = replace(gpu, backend="native", head_dim=64)
+            places.append(pytest.param(native, id="native", marks=pytest.mark.gpu))
+        return places
     return [pytest.param(Place(torch.device("cpu"), torch.float32, 1e-5), id="interpreter")]
 
 
@@ -73,9 +81,10 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Few heads: the interpreter takes its time."""
-    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", num_heads=2, num_kv_heads=1)
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    return write_tiny_model(directory, num_heads=2, num_kv_heads=1, head_dim=place.head_dim)
 
 
 def decodes(lengths: list[int], shared_blocks: int, seed: int) -> StepBatch:
@@ -214,7 +223,7 @@ def test_a_recording_that_fails_leaves_a_runner_that_computes(place: Place, tiny
         def record(self, compute: Compute) -> Recording:
             raise torch.OutOfMemoryError(f"no memory for {compute}")
 
-    model = DecoderModel.load(tiny, place.dtype, place.device, "triton")
+    model = DecoderModel.load(tiny, place.dtype, place.device, place.backend)
     runner = ModelRunner(model, NUM_BLOCKS, place.dtype, place.device, limits=LIMITS, recorder=NoMemory())
     eager = place.runner(tiny, recorded=False)
     batch = decodes([20, 3], 0, 3)

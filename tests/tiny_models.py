@@ -92,13 +92,14 @@ def write_tiny_model(
     num_heads: int = 4,
     num_kv_heads: int = 2,
     num_layers: int = 2,
+    head_dim: int = 16,
     tied: bool = False,
     seed: int = 0,
     **config: object,
 ) -> Path:
     """By default two layers, hidden size 64, weights scaled so that logits differ clearly; fp32."""
     tokenizer = byte_level_tokenizer()
-    vocab, hidden, intermediate, head_dim = tokenizer.get_vocab_size(), 64, 160, 16
+    vocab, hidden, intermediate = tokenizer.get_vocab_size(), 64, 160
     description = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

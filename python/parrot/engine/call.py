@@ -156,7 +156,7 @@ class EngineCall:
     @property
     def num_remaining(self) -> int:
         """Ids that wait to be computed, the one that only the device knows included."""
-        return self.num_ids - self.num_computed
+        return len(self.ids) + (self.pending_row is not None) - self.num_computed
 
     @property
     def num_ids(self) -> int:

@@ -126,6 +126,7 @@ class GraphedDecodes:
         self._recordings: dict[int, Recording] = {}
         self._ops.reserve(limits)
 
+    @torch.inference_mode()
     def run(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
         """Compute a step of n sequences with one row each, within the limits: float32 logits [n, vocab] and
         int64 likeliest ids [n], valid until the next one runs. Raises ValueError for a larger step."""

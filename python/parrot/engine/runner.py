@@ -95,9 +95,14 @@ def reserve(tree: ContextTree, work: Sequence[Work]) -> Reservation:
     """Reserve slots for a whole step. Raises OutOfBlocks and then has changed nothing."""
     context_ids = np.array([w.call.context_id for w in work], dtype=np.int64)
     counts = np.array([w.count for w in work], dtype=np.int32)
-    token_ids = np.concatenate([w.token_ids for w in work], dtype=np.int32)
+    known = token_ids = np.concatenate(
+        [w.call.ids.view(w.call.num_computed, w.call.num_computed + w.count) for w in work], dtype=np.int32
+    )
+    if len(known) < counts.sum():  # the others are on the device
+        token_ids = np.concatenate([w.token_ids for w in work], dtype=np.int32)
+        known = np.maximum(token_ids, 0)
     slots = np.empty(len(token_ids), dtype=np.int32)
-    copies = tree.reserve(context_ids, counts, np.maximum(token_ids, 0), slots)
+    copies = tree.reserve(context_ids, counts, known, slots)
     return Reservation(context_ids, counts, token_ids, slots, copies)
 
 
@@ -211,7 +216,6 @@ class ModelRunner:
             batch.previous_ids = previous_ids
             return self.compute(batch)
 
-    @torch.inference_mode()
     def compute(self, batch: StepBatch) -> StepLogits:
         """One step, recorded if it can be."""
         if self.graphs is None or len(batch.token_ids) != len(batch.seq_lens):
