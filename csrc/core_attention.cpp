@@ -95,7 +95,8 @@ void bind_attention_plan(py::module_& module) {
              py::arg("share").noconvert() = true, py::arg("entry_tokens") = 80, py::arg("row_tokens") = 0,
              py::arg("work_percent") = 0)
         .def_property_readonly("num_searches", &AttentionPlanner::num_searches)
-        .def_property_readonly("max_block", &AttentionPlanner::max_block);
+        .def_property_readonly("max_block", &AttentionPlanner::max_block)
+        .def_property_readonly("num_sharing", &AttentionPlanner::num_sharing);
 }
 
 }  // namespace parrot

@@ -297,13 +297,16 @@ def test_buffers_too_small_and_wrong_dtypes_are_refused():
         AttentionPlanner().plan(tables.astype(np.int64), lens, *buffers, **sizes)
 
 
-def test_requests_that_read_together_are_counted_once_each() -> None:
-    from parrot.kernels.shared_prefix import count_sharing
-
-    entries = np.array(
-        [[0, 0, 64, 0, 3, 0, 0, 0], [3, 0, 32, 3, 1, -1, 0, 0], [0, 64, 128, 4, 2, 1, 0, 0]], np.int32
-    )
-    members = np.array([[0, 0], [1, 0], [4, 0], [3, -1], [4, 1], [2, 0]], np.int32)
-    assert count_sharing(entries, members) == 4
-    assert count_sharing(entries[1:2], members) == 0
-    assert count_sharing(entries[:0], members[:0]) == 0
+def test_requests_that_read_together_are_counted_once_each():
+    planner = AttentionPlanner()
+    prefix, deeper = list(range(8)), list(range(8, 16))
+    requests = [[*prefix, *deeper, 100], [*prefix, *deeper, 101], [*prefix, 102], [103]]
+    lens = [16 * BLOCK + 3, 16 * BLOCK + 1, 8 * BLOCK + 1, 7]
+    Plan(make_tables(requests), lens, planner)
+    assert planner.num_sharing == 3
+    Plan(make_tables(requests), [length + 1 for length in lens], planner)
+    assert planner.num_sharing == 3
+    Plan(make_tables(requests), lens, planner, group_size=32)  # two members an entry: the third is alone
+    assert planner.num_sharing == 2
+    Plan(make_tables(requests), lens, planner, share=False)
+    assert planner.num_sharing == 0

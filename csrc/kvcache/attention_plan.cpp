@@ -183,6 +183,8 @@ void AttentionPlanner::emit() {
     count_parts();
     plan_.entries.clear();
     plan_.members.clear();
+    is_sharing_.assign(static_cast<size_t>(segments_.num_requests()), 0);
+    num_sharing_ = 0;
     next_part_.assign(plan_.part_begin.begin(), plan_.part_begin.end() - 1);
     const int32_t tile_members = options_.max_rows / options_.group_size;
     for (const Place& place : sorted_) {
@@ -223,6 +225,11 @@ void AttentionPlanner::emit_tile(const AttentionSegment& s, int32_t tile, int32_
     const auto [num_entries, tiles] = cut(s);
     const auto num_words = static_cast<size_t>(num_entries) * static_cast<size_t>(count) * 2;
     auto first_member = static_cast<int32_t>(plan_.members.size() / 2);
+    for (int32_t i = 0; count > 1 && i < count; ++i) {
+        uint8_t& is_sharing = is_sharing_[static_cast<size_t>(members[i])];
+        num_sharing_ += 1 - is_sharing;
+        is_sharing = 1;
+    }
     plan_.members.resize(plan_.members.size() + num_words);
     int32_t* out = plan_.members.data() + plan_.members.size() - num_words;
     for (int32_t k = 0; k < num_entries; ++k, first_member += count) {

@@ -57,6 +57,8 @@ class AttentionPlanner {
     int64_t num_searches() const { return segments_.num_searches(); }
     // The largest block id that a request of the last step reads; -1: there is none.
     int32_t max_block() const { return segments_.max_block(); }
+    // Requests of the last step that some entry reads together with others.
+    int32_t num_sharing() const { return num_sharing_; }
 
   private:
     // Segments of one length, in tiles of tokens, and of one number of rows, as far as the balance is
@@ -99,6 +101,8 @@ class AttentionPlanner {
     };
     std::vector<Place> sorted_;  // segments in the order of the work list
     std::vector<int32_t> next_part_;
+    std::vector<uint8_t> is_sharing_;  // [num_requests]
+    int32_t num_sharing_ = 0;
 };
 
 // A single step.

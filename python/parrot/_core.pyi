@@ -218,6 +218,9 @@ class AttentionPlanner:
     @property
     def max_block(self) -> int:
         """The largest block id that a request of the last step reads; -1: there is none."""
+    @property
+    def num_sharing(self) -> int:
+        """Requests of the last step that some entry reads together with others."""
 
 Reason = Literal["group", "sharers", "prefix", "alone"]
 

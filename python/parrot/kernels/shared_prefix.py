@@ -63,16 +63,6 @@ def shared_prefix_attention_reference(
     return torch.stack(rows)
 
 
-def count_sharing(entries: I32, members: I32) -> int:
-    """Requests that some entry of a plan reads together with others (csrc/kvcache/attention_plan.h)."""
-    shared = entries[entries[:, 4] > 1]
-    if len(shared) == 0:
-        return 0
-    counts = shared[:, 4]
-    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return len(np.unique(members[np.repeat(shared[:, 3], counts) + offsets, 0]))
-
-
 class SharedPrefixAttention:
     """The kernel with its plan buffers, for one model shape on one device. ``implementation``: the CUDA
     kernel, or its Triton twin, which needs no nvcc (and runs on the CPU in Triton's interpreter).
@@ -197,7 +187,7 @@ class SharedPrefixAttention:
         if not n <= num_rows <= self.max_requests:
             raise ValueError(f"num_rows is {num_rows}, expected {n} to {self.max_requests}")
         views = self._staging.host
-        num_entries, num_members, num_parts = self._planner.plan(
+        num_entries, _, num_parts = self._planner.plan(
             block_tables,
             seq_lens,
             views["entries"],
@@ -217,10 +207,7 @@ class SharedPrefixAttention:
         if self.num_blocks is not None and self._planner.max_block >= self.num_blocks:
             raise ValueError(_name_block(block_tables, seq_lens, self.num_blocks))
         self.num_entries, self.num_parts, self._max_block = num_entries, num_parts, self._planner.max_block
-        self.num_sharing = count_sharing(
-            self.entries,
-            views["members"].reshape(-1, 2)[:num_members],
-        )
+        self.num_sharing = self._planner.num_sharing
         views["num_entries"][0] = self.num_entries
         views["part_begin"][n + 1 :] = self.num_parts  # rows past n have no parts
         views["block_tables"].reshape(self.max_requests, self.max_blocks)[:n, :blocks] = block_tables
