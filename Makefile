@@ -60,8 +60,10 @@ lint: $(STAMPS)/build $(STAMPS)/dev ## ruff, clang-format, mypy strict
 	&& find csrc -name '*.[chp]*' -o -name '*.cu*' | xargs $(VENV)/bin/clang-format --dry-run -Werror \
 	&& $(PY) -m mypy)
 
+# First the system tests, which wait for processes more than they compute: left alone, xdist begins with the
+# files of many tests, and ends with a file of one long test on one processor.
 unit: $(STAMPS)/model $(STAMPS)/build $(STAMPS)/dev ## pytest, system tests included
-	$(call timed,tests,$(PY) -m pytest -q -n $(JOBS) --dist loadfile --durations=5)
+	$(call timed,tests,$(PY) -m pytest tests/system tests -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20)
 
 sanitize: $(STAMPS)/sanitize $(STAMPS)/dev ## the native tests against a core built with ASan and UBSan
 	$(call timed,sanitizers,PARROT_CORE="$$(ls build/asan/_core*.so)" $(ASAN) \
