@@ -43,8 +43,7 @@ from .uses import ContextUses
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
-_FREED_AT_ONCE = 256  # calls of a graph, less than a millisecond
-_RECORDED_AT_ONCE = 256  # ended calls, a millisecond
+_AT_ONCE = 256  # calls that are recorded or freed, a millisecond
 _REPLIES_S = 0.0005  # of handling replies, some ten of them, before what they made ready is sent
 
 
@@ -190,12 +189,12 @@ class Executor:
 
     def _release(self, graph: Graph) -> None:
         """Free a closed graph, a large one in slices."""
-        if len(graph.calls) <= _FREED_AT_ONCE:
+        if len(graph.calls) <= _AT_ONCE:
             run_whole(graph.releasing())
-            return
-        task = asyncio.get_running_loop().create_task(run_in_slices(graph.releasing()))
-        self._releasing.add(task)
-        task.add_done_callback(self._releasing.discard)
+        else:
+            task = asyncio.get_running_loop().create_task(run_in_slices(graph.releasing()))
+            self._releasing.add(task)
+            task.add_done_callback(self._releasing.discard)
 
     def is_open(self, session: Session) -> bool:
         """Whether :meth:`close` is still to come."""
@@ -265,7 +264,7 @@ class Executor:
         self.dispatcher.turn()
 
     def _record_ended(self) -> None:
-        for _ in range(min(len(self._ended), _RECORDED_AT_ONCE)):
+        for _ in range(min(len(self._ended), _AT_ONCE)):
             call, tenant = self._ended.popleft()
             self.counts.ended(call)
             self.history.add(tenant, call)
