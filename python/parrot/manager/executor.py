@@ -127,8 +127,7 @@ class Executor:
     def adding(
         self, application: Application, body: SubmitBody, fill: EncodedPrompt | None = None
     ) -> Generator[None, None, list[Call]]:
-        """Add calls to an application's graph and start those that can run; yields while they are checked,
-        and while their prompts are compared."""
+        """Add calls to an application's graph and start those that can run; yields while that goes on."""
         session, now = application.session, now_us()
         was_idle, num_ready = True, sum(map(_is_ready, body.calls))
 
