@@ -95,6 +95,8 @@ class PromptBuilder:
 
     def step_pieces(self, call: Call, steps: Sequence[Step]) -> list[list[Piece]]:
         """The text of each of the steps, which must have their inputs."""
+        if call.roles is None:  # no template is around the parts, whose steps they have already
+            return [[_piece(part, is_chat=False) for part in step.parts] for step in steps]
         wanted = {step.index for step in steps}
         pieces: dict[int, list[Piece]] = {index: [] for index in wanted}
         index = 0

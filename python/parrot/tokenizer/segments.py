@@ -269,17 +269,21 @@ def _check_unicode(text: str) -> None:
 
 def _merge_control(pieces: Sequence[Piece]) -> Iterator[Piece]:
     """Neighbouring control pieces as one, since a control string may lie across their border."""
-    pending: list[str] = []
+    pending: list[Piece] = []
     for piece in pieces:
         if piece.control:
-            pending.append(piece.text)
+            pending.append(piece)
             continue
         if pending:
-            yield Piece("".join(pending), control=True)
+            yield _joined(pending)
             pending.clear()
         yield piece
     if pending:
-        yield Piece("".join(pending), control=True)
+        yield _joined(pending)
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    return pieces[0] if len(pieces) == 1 else Piece("".join(piece.text for piece in pieces), control=True)
 
 
 def _by_owner(pieces: Sequence[Piece], domain: int, num_public: int) -> list[tuple[int, Sequence[Piece]]]:
