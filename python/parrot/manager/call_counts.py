@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 
-from .call import Call, CallState
+from .call import DONE, FAILED, Call
 
 BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -38,12 +38,12 @@ class CallCounts:
     def ended(self, call: Call) -> None:
         """A call is done, failed or cancelled."""
         self.by_state[call.state.value] += 1
-        if call.error is not None and call.state is CallState.FAILED:
+        if call.error is not None and call.state is FAILED:
             self.failures_by_code[call.error.code] += 1
         self.prompt_tokens += call.prompt_tokens
         self.cached_tokens += call.cached_tokens
         self.output_tokens += call.output_tokens
-        if call.state is CallState.DONE:
+        if call.state is DONE:
             self._measure(call)
 
     def _measure(self, call: Call) -> None:

@@ -18,7 +18,7 @@ from .. import wire
 from ..errors import EngineLost, ErrorInfo, InternalError, ParrotError
 from ..tokenizer import EncodedPrompt, Piece
 from .application import Application
-from .call import Call, CallState, Step
+from .call import QUEUED, Call, Step
 from .clock import now_s, now_us
 from .engines import Engine, EngineRegistry
 from .prompts import CallPrompt, Limits, PromptBuilder, assemble, num_chars
@@ -272,7 +272,7 @@ class Dispatcher:
         return True
 
     def _encode(self, call: Call) -> None:
-        if call.state is not CallState.QUEUED or call in self._open or call in self._encoding:
+        if call.state is not QUEUED or call in self._open or call in self._encoding:
             return
         if self.limits is None:
             self._unsized[call] = None

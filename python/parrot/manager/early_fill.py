@@ -19,7 +19,7 @@ from .. import wire
 from ..errors import ParrotError
 from ..tokenizer import EncodedPrompt, Piece
 from .application import Application
-from .call import Call, CallState, InputPart, OutputPart, TextPart
+from .call import WAITING, Call, InputPart, OutputPart, TextPart
 from .clock import now_s
 from .dispatcher import THREAD_CHARS, Dispatcher
 from .engines import Engine
@@ -95,7 +95,7 @@ class EarlyFills:
     def submitted(self, calls: Iterable[Call]) -> None:
         """Calls that may have to wait."""
         if self.is_on:
-            self._pending.update(dict.fromkeys(call for call in calls if call.state is CallState.WAITING))
+            self._pending.update(dict.fromkeys(call for call in calls if call.state is WAITING))
 
     def dispatched(self, call: Call) -> None:
         """The call runs: it computes itself what is not there."""
@@ -170,7 +170,7 @@ class EarlyFills:
 
     def _consider(self, call: Call) -> None:
         num_parts = _num_known_parts(call)
-        if call.state is not CallState.WAITING or call.next_step > 0 or num_parts == 0:
+        if call.state is not WAITING or call.next_step > 0 or num_parts == 0:
             return
         key = (call.session_id, part_keys(call)[:num_parts])
         known = self._by_key.get(key)
@@ -197,7 +197,7 @@ class EarlyFills:
             return
         finally:
             self._encoding.pop(call, None)
-        if call.state is CallState.WAITING and key not in self._by_key:
+        if call.state is WAITING and key not in self._by_key:
             self._start(call, key, prompt)
 
     def _start(self, call: Call, key: Key, prompt: EncodedPrompt) -> None:

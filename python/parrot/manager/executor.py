@@ -18,7 +18,7 @@ from ..config import ManagerConfig
 from ..errors import ErrorInfo, Overloaded, SessionClosed, Unavailable
 from ..tokenizer import EncodedPrompt, Tokenizer
 from .application import Application
-from .call import Call, CallState
+from .call import DONE, QUEUED, Call
 from .call_counts import CallCounts
 from .clock import now_s, now_us
 from .deferrals import Deferrals
@@ -231,7 +231,7 @@ class Executor:
             asyncio.get_running_loop().call_soon(self._record_rest)  # if no turn of mine comes first
         for call in changes.ended:
             self.dispatcher.stop(call)
-            if call.state is not CallState.DONE or call.timing.finished_us is None:
+            if call.state is not DONE or call.timing.finished_us is None:
                 call.timing.finished_us = now
             self.num_live -= 1
             self.early.ended(call)
@@ -373,7 +373,7 @@ class Executor:
         error = Unavailable(reason).to_info()
         for application in list(self._applications.values()):
             for call in list(application.session.graph.live.values()):
-                if call.state is CallState.QUEUED:
+                if call.state is QUEUED:
                     self.call_failed(call, error)
         self.turn()
 

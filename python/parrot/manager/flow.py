@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..errors import Cancelled, ErrorInfo, ParrotError, TransformFailed, UpstreamFailed, ValueTooLarge
-from .call import Call, CallState, InputBinding
+from .call import CANCELLED, DONE, FAILED, QUEUED, WAITING, Call, InputBinding
 from .transforms import Deferred, Failure, Need, Transformer, Work
 from .value_bytes import ValueBytes
 from .variable import Consumer, Variable
@@ -190,8 +190,8 @@ class Flow:
 
     def wake(self, call: Call) -> None:
         """Queue a waiting call if its next step has all its inputs."""
-        if call.state is CallState.WAITING and call.ready_steps():
-            call.state = CallState.QUEUED
+        if call.state is WAITING and call.ready_steps():
+            call.state = QUEUED
             self.changes.ready.append(call)
 
     def settle(self, call: Call) -> None:
@@ -275,16 +275,16 @@ class Flow:
             self._kept[id(text)] = text
 
     def _end(self, call: Call) -> None:
-        was_queued = call.state is CallState.QUEUED
+        was_queued = call.state is QUEUED
         if was_queued or call.next_step < call.num_dispatched:
             self.changes.stopped.append(call)
         errors = [step.output.binding.variable.error for step in call.steps]
         failures = [error for error in errors if error is not None]
-        call.state = CallState.DONE
+        call.state = DONE
         if failures:
             call.error = next((error for error in failures if error.code not in _CANCEL_CODES), failures[0])
             is_cancel = call.error.code in _CANCEL_CODES
-            call.state = CallState.CANCELLED if is_cancel else CallState.FAILED
+            call.state = CANCELLED if is_cancel else FAILED
         self.changes.ended.append(call)
 
 

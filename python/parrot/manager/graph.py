@@ -24,7 +24,7 @@ from ..errors import (
     VariableNotFound,
 )
 from ..wire import CallId, Objective
-from .call import NO_TARGETS, Call, CallState, OutputBinding, Step, Targets
+from .call import NO_TARGETS, WAITING, Call, OutputBinding, Step, Targets
 from .demand import Demand, earliest
 from .draft import Draft, Setting, check_value_size, describe_origin, drafting
 from .flow import Changes, Flow, Later
@@ -158,7 +158,7 @@ class Graph:
         binding.raw, binding.token_ids = text, token_ids
         call.next_step += 1
         if call.next_step >= call.num_dispatched:
-            call.state = CallState.WAITING
+            call.state = WAITING
         flow.written(call, step)
         return self.finish(flow, written=call.steps[step])
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from .. import wire
-from .call import Call, CallState, InputPart, Part, TextPart
+from .call import WAITING, Call, InputPart, Part, TextPart
 from .clock import now_s
 from .prompt_trie import PromptTrie
 from .prompts import PromptBuilder
@@ -186,7 +186,7 @@ class GraphSteps:
 
 def _waits_for(call: Call) -> Iterator[Call | None]:
     """The calls that a call's next step waits for; None for a value that comes from outside."""
-    if call.state is not CallState.WAITING or call.next_step >= len(call.steps):
+    if call.state is not WAITING or call.next_step >= len(call.steps):
         return
     step = call.steps[call.next_step]
     pending = [binding.variable for binding in step.first_inputs if binding.variable is not None]

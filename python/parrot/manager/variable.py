@@ -24,6 +24,9 @@ class VariableState(enum.StrEnum):
     FAILED = "failed"
 
 
+_PENDING, _READY, _FAILED = VariableState  # see call.py
+
+
 class Consumer(NamedTuple):
     """A call that reads a variable: ``binding`` is first needed by step ``binding.first_step``."""
 
@@ -56,7 +59,7 @@ class Variable:
     """
 
     id: str
-    state: VariableState = VariableState.PENDING
+    state: VariableState = _PENDING
     value: str | None = None
     error: ErrorInfo | None = None
     producer: Call | None = None
@@ -76,7 +79,7 @@ class Variable:
     @property
     def pending(self) -> bool:
         """Whether it has neither a value nor an error yet."""
-        return self.state is VariableState.PENDING
+        return self.state is _PENDING
 
     @property
     def sources(self) -> tuple[Variable, ...]:
@@ -120,7 +123,7 @@ class Variable:
     def end(self, value: str | None, error: ErrorInfo | None) -> None:
         """Give it its value or its error, and wake the getters. For the graph only."""
         self.value, self.error = value, error
-        self.state = VariableState.READY if error is None else VariableState.FAILED
+        self.state = _READY if error is None else _FAILED
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

@@ -66,6 +66,10 @@ class _Place(Enum):
     IN_RUN = auto()
 
 
+# Not looked up in the Enum, which takes Python 3.11 longer than the rest of most lines.
+_PROMPT_START, _AFTER_CONTROL, _AFTER_STRIPPING, _IN_RUN = _Place
+
+
 class _State(NamedTuple):
     """Between two pieces: the text that is not final yet, and what came before it."""
 
@@ -116,7 +120,7 @@ class PromptEncoder:
 
         With ``continues`` the text follows ids that were generated: no BOS, no space put before it. Raises
         :class:`InvalidRequest` for text that is not Unicode (half of a surrogate pair)."""
-        state = _State(_Place.IN_RUN if continues else _Place.PROMPT_START)
+        state = _State(_IN_RUN if continues else _PROMPT_START)
         parts: list[Ids] = []
         ends: list[int] = []
         num_final = 0
@@ -141,7 +145,7 @@ class PromptEncoder:
         num_public: int = 0,
     ) -> int:
         """At most so many characters of a prompt (see :meth:`encode`) are not remembered."""
-        state = _State(_Place.IN_RUN if continues else _Place.PROMPT_START)
+        state = _State(_IN_RUN if continues else _PROMPT_START)
         num_left = sum(len(piece.text) for piece in pieces)
         for owner, owned in _by_owner(pieces, domain, num_public):
             for piece in _merge_control(owned):
@@ -188,12 +192,10 @@ class PromptEncoder:
         )
 
     def _takes_space(self, state: _State) -> bool:
-        if state.place is _Place.IN_RUN:
+        if state.place is _IN_RUN:
             return False
         prefix = self._layout.prefix_space
-        return prefix is PrefixSpace.ALWAYS or (
-            prefix is PrefixSpace.FIRST and state.place is _Place.PROMPT_START
-        )
+        return prefix is PrefixSpace.ALWAYS or (prefix is PrefixSpace.FIRST and state.place is _PROMPT_START)
 
     def _step(self, domain: int, state: _State, piece: Piece) -> _Step:
         key = (domain, state, piece.text, piece.control)
@@ -227,7 +229,7 @@ class PromptEncoder:
                 parts.append(encode_run(self._tokenizer, state.carry, self._takes_space(state)))
                 parts.append(np.array([self._layout.control_ids[control]], dtype=np.int32))
                 strips = control in self._layout.stripping
-                state = _State(_Place.AFTER_STRIPPING if strips else _Place.AFTER_CONTROL)
+                state = _State(_AFTER_STRIPPING if strips else _AFTER_CONTROL)
         return _Step(np.concatenate(parts), state)
 
     def _runs(self, piece: Piece) -> Iterator[tuple[str, str | None]]:
@@ -241,7 +243,7 @@ class PromptEncoder:
 
     @staticmethod
     def _carry_on(state: _State, text: str) -> _State:
-        if state.place is _Place.AFTER_STRIPPING and not state.carry:
+        if state.place is _AFTER_STRIPPING and not state.carry:
             text = text.lstrip(_WHITE_SPACE)
         return _State(state.place, state.carry + text)
 
@@ -256,7 +258,7 @@ class PromptEncoder:
         """The final ids of the carried text without its last ``held_back`` characters, and the new state."""
         end = len(state.carry) - held_back
         final, rest = self._split(state.carry[:end], self._takes_space(state))
-        place = state.place if len(rest) == end else _Place.IN_RUN
+        place = state.place if len(rest) == end else _IN_RUN
         return final, _State(place, rest + state.carry[end:])
 
 
