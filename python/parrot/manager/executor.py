@@ -363,6 +363,7 @@ class Executor:
     def heartbeat(self) -> None:
         """See :class:`~parrot.manager.engines.EngineEvents`."""
         self.watchdog.look()
+        self.knowledge.tell_uses()  # what waited for a later turn, if none came
 
     def engines_do_not_start(self, reason: str) -> None:
         """No engine is there and starting one fails: what waits for one ends with :class:`Unavailable`, and

@@ -1,8 +1,9 @@
 """What engines are told of the future of contexts that calls left on them (docs/kvcache.md, eviction).
 
 The manager knows the graph: which unfinished calls begin with what a context holds, and how many steps away
-they are. It says so per context, before the frames that this turn dispatches, and only what has changed.
-All sessions together may spend a twentieth of the loop's time on it; what is left waits for a later turn.
+they are. It says so per context, after the frames that this turn dispatches, and only what has changed. All
+sessions together may spend a twentieth of the loop's time on it; what is left waits for a later turn or a
+heartbeat.
 """
 
 from __future__ import annotations
