@@ -384,8 +384,7 @@ class Executor:
         members = self._members = []
         try:
             for _ in self.replies.handling(engine, replies):
-                # Of a step that ended many calls, the first ones' consumers need not wait for all the others;
-                # but members of a task group do, since they are placed together.
+                # Consumers of the first calls need not wait for the rest; members of a task group do.
                 if now_s() - began > _REPLIES_S:
                     self._dispatch()
                     began = now_s()
