@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from graph_builder import prompt_call, write
+from graph_builder import body, prompt_call, read, write
 from manager_harness import CHAIN, Manager, last_word, run, until
 from parrot import api, errors, wire
 from parrot.api import SamplingBody
+from parrot.manager.slices import run_whole
 
 
 def test_cancelling_stops_the_running_call_and_late_replies_are_ignored(tiny_model: Path) -> None:
@@ -225,5 +228,30 @@ def test_a_large_session_is_recorded_and_freed_while_the_loop_turns(tiny_model: 
         assert len(manager.executor.history.last(1000)) == 600
         await until(lambda: not manager.executor._releasing)
         assert not graph.calls
+
+    run(tiny_model, scenario)
+
+
+def test_a_session_that_is_deleted_while_a_submit_is_taken_leaves_nothing_behind(tiny_model: Path) -> None:
+    """After each pause of it, also between the insertion of calls, some of which end at once, and the end."""
+    fails = read("x", value="no number", transforms=[{"op": "to-number"}])
+    calls = [prompt_call("bad", "{{input:x}} {{output:a}}", fails), prompt_call("good", "{{output:b}}")]
+
+    async def scenario(manager: Manager) -> None:
+        executor, num_pauses, is_done = manager.executor, 0, False
+        while not is_done:
+            num_pauses += 1
+            session = manager.service.create_session().session_id
+            submitted = body(*calls).model_copy(update={"session_id": session})
+            work = manager.service.submitting(submitted)
+            is_done = len(list(islice(work, num_pauses))) < num_pauses
+            manager.service.delete_session(session)
+            with suppress(errors.SessionClosed, errors.SessionNotFound):
+                run_whole(work)
+            assert executor.num_live == 0
+            assert executor.tenants.get("default").num_unfinished == 0
+        await until(lambda: not executor._ended)
+        manager.check_at_rest()
+        assert executor.counts.by_state["failed"] > 1  # in more than the last round
 
     run(tiny_model, scenario)

@@ -167,3 +167,9 @@ def test_a_loop_that_ends_all_the_same_makes_the_service_unready(tiny_model: Pat
         assert "the loop test has ended: End" in (unready_reason(manager.service, manager.registry) or "")
 
     run(tiny_model, scenario)
+
+
+@pytest.mark.parametrize("per_token_us", [0.0, 5e-324, 1e-300, 1e9])
+def test_what_a_cache_allows_is_bounded_whatever_a_step_is_said_to_take(per_token_us: float) -> None:
+    cost = wire.CostModel(0.0, 0.0, 0.0, per_token_us, 4096, 256)
+    assert cost.tokens_within(20e3, 1024) == (0 if per_token_us == 1e9 else 4096)

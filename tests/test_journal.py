@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable
@@ -75,6 +76,20 @@ def test_a_second_manager_is_refused_while_the_first_lives(tmp_path: Path) -> No
         open_store(tmp_path / "journal")
     store.close()
     open_store(tmp_path / "journal").close()
+
+
+def test_a_second_manager_that_is_refused_does_not_keep_the_first_from_writing(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    open_store(path).close()
+    os.utime(path, ns=(1, 1))  # however coarse the clock of files is, a write now is seen
+    store = open_store(path)
+    with pytest.raises(JournalError, match="in use by another manager"):
+        open_store(path)
+    assert path.stat().st_mtime_ns == 1
+    store.check_files()
+    store.append([value_row(0)])
+    store.check_files()
+    store.close()
 
 
 def test_what_a_torn_end_held_is_not_there_and_what_came_before_is(tmp_path: Path) -> None:

@@ -105,8 +105,7 @@ class Executor:
         """Run the calls of a session on from where its graph resumed; a :meth:`turn` must follow."""
         application = self.open(session)
         live = list(session.graph.live.values())
-        if live:
-            application.arrival_us = min(call.timing.submitted_us for call in live)
+        application.arrival_us = min((c.timing.submitted_us for c in live), default=application.arrival_us)
         num_live = len(live) + len(changes.ended)  # those that end now end as others do
         self.num_live += num_live
         application.tenant.submitted(num_live)
@@ -149,6 +148,8 @@ class Executor:
             application.single.attach(submitted.calls[0])
             self.dispatcher.preset(submitted.calls[0], fill)
         elif self._uses is not None:
+            self.apply(Changes(ended=submitted.changes.ended))  # before the session may be deleted meanwhile
+            submitted.changes.ended = []
             for call in submitted.calls:
                 if not (call.ended or application.closed):
                     self._uses.submitted(call)
@@ -370,8 +371,7 @@ class Executor:
         so do new calls until one joins."""
         if self._registry.alive:
             return
-        self._no_engine = reason
-        error = Unavailable(reason).to_info()
+        self._no_engine, error = reason, Unavailable(reason).to_info()
         for application in list(self._applications.values()):
             for call in list(application.session.graph.live.values()):
                 if call.state is QUEUED:

@@ -96,7 +96,9 @@ class JournalStore:
         written."""
         mark = Mark(path)
         with contextlib.suppress(OSError):  # which the next line explains
-            path.touch(mode=0o600)  # prompts and values are in it; SQLite's own files take after this one
+            # Prompts and values are in it; SQLite's own files take after this one. A file that is there stays
+            # untouched: to a manager that has it, a new time of the last write says that it was changed.
+            path.touch(mode=0o600, exist_ok=False)
         try:
             connection = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:

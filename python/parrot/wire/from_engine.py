@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import msgspec
@@ -49,8 +50,8 @@ class CostModel(StepCost, frozen=True):
         room_us = target_us - self.base_us
         if room_us <= 0:
             return 0
-        batch = int(room_us / per_sequence_us) if per_sequence_us > 0 else self.capacity_tokens
-        return min(batch * length, self.capacity_tokens)
+        batch = room_us / per_sequence_us if per_sequence_us > 0 else math.inf  # also if it is almost nothing
+        return min(int(min(batch, self.capacity_tokens)) * length, self.capacity_tokens)
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
