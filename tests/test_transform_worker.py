@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -93,6 +94,18 @@ def test_a_process_that_is_killed_or_hangs_costs_time_and_nothing_else(
     monkeypatch.setattr(transform_worker, "_TIMEOUT_S", 0.1)
     assert ask(worker, one) == here(one)
     assert second.poll() is not None
+
+
+def test_work_is_done_here_when_no_thread_can_be_started(
+    worker: TransformWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(timer: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    one = work(*CASES[0])
+    assert ask(worker, one) == here(one)
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    assert ask(worker, one) == here(one)
 
 
 def test_work_is_finished_here_when_the_worker_was_closed() -> None:

@@ -55,7 +55,7 @@ class TransformWorker:
     def _run(self, work: Work) -> tuple[str | Failure, float]:
         try:
             return self._ask(work)
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, RuntimeError) as error:  # the last one: no thread to be had
             if not self._is_closed:
                 log.warning("the process for transforms is lost (%s: %s)", type(error).__name__, error)
             self._stop()
