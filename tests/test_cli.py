@@ -119,6 +119,40 @@ def test_an_error_is_one_line_with_the_fix_and_exit_code_2(
     assert "bind to 127.0.0.1" in line
 
 
+@pytest.mark.parametrize("command", [["serve"], ["engine", "--manager", "tcp://127.0.0.1:1"]])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--device", "tpu"], "device = 'tpu' is not cpu, cuda or cuda:N"),
+        (["--device", "cuda:128"], "device = 'cuda:128' is not cpu, cuda or cuda:N"),
+        (["--simulate", "/nonexistent"], "/nonexistent cannot be read (No such file or directory)"),
+        (["--simulate", "/dev/null"], "/dev/null is not a cost model"),
+    ],
+)
+def test_what_no_engine_could_start_with_is_refused_before_anything_starts(
+    managers: list[tuple[ManagerConfig, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setattr(parrot.engine.server, "run_engine", parrot.engine.server.load_engine)
+    assert call_main(monkeypatch, *command, *options) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
+    assert managers == []
+
+
+@pytest.mark.parametrize("pid", ["-4", "0"])
+def test_a_parent_that_cannot_be_is_refused(
+    engines: list[EngineConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pid: str
+) -> None:
+    assert call_main(monkeypatch, "engine", "--manager", "tcp://127.0.0.1:1", "--parent-pid", pid) == 2
+    assert f"parent_pid = {pid} is outside" in capsys.readouterr().err
+    assert engines == []
+
+
 def test_an_unknown_model_is_one_line_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -246,56 +246,6 @@ def test_a_draining_engine_finishes_what_it_has_and_gets_nothing_new(tiny_model:
     run(tiny_model, scenario)
 
 
-@pytest.mark.parametrize("direction", ["dispatch", "reply", "last reply"])
-def test_calls_whose_messages_were_lost_run_again_without_a_new_engine(
-    tiny_model: Path, direction: str
-) -> None:
-    async def scenario(manager: Manager) -> None:
-        engine = await manager.add_engine(held=True)
-        session = manager.submit(CALL)
-        await until(lambda: len(engine.dispatches) == 1)
-        lost = engine.dispatches.pop()
-        engine.held = False
-        if direction == "dispatch":
-            engine.num_missing = 1
-        elif direction == "reply":
-            await engine.send_message(wire.StepReplies(engine.epoch, (), zero_stats(), sequence=2))
-        else:
-            engine.sequence = 1  # announced by the next heartbeat
-        assert await manager.get(session, "a") == "ok"
-        assert engine.dispatches[0].call_id != lost.call_id
-        assert any(
-            isinstance(message, wire.Abort) and lost.call_id in message.call_ids for message in engine.other
-        )
-        assert manager.service.graph(session).calls[0].attempts == 2
-        assert manager.registry.num_lost_frames == 1
-        await until(lambda: manager.executor.dispatcher.num_busy == 0)
-        manager.check_at_rest()
-
-    run(tiny_model, scenario, max_retries=0)
-
-
-def test_a_reply_that_was_lost_is_asked_for_again_and_its_call_does_not_run_again(tiny_model: Path) -> None:
-    async def scenario(manager: Manager) -> None:
-        engine = await manager.add_engine(held=True)
-        session = manager.submit(CALL)
-        await until(lambda: len(engine.dispatches) == 1)
-        lost = wire.StepReplies(engine.epoch, engine._replies(engine.dispatches[0]), zero_stats(), sequence=1)
-        later = wire.StepReplies(engine.epoch, (), zero_stats(), sequence=2)
-        engine.is_mute = True  # a heartbeat more or less decides nothing here
-        await engine.send_message(later)
-        await until(lambda: wire.Resend(1) in engine.other)
-        await engine.send_message(lost)
-        await engine.send_message(later)
-        assert await manager.get(session, "a") == "ok"
-        assert manager.service.graph(session).calls[0].attempts == 1
-        assert (manager.registry.num_resends, manager.registry.num_lost_frames) == (1, 0)
-        await until(lambda: manager.executor.dispatcher.num_busy == 0)
-        manager.check_at_rest()
-
-    run(tiny_model, scenario, lost_after_s=600.0)
-
-
 def test_the_error_of_a_call_that_used_up_its_retries_names_each_loss(tiny_model: Path) -> None:
     async def scenario(manager: Manager) -> None:
         session = manager.submit(CALL)

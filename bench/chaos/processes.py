@@ -19,7 +19,7 @@ from .wire_faults import FaultyWire
 
 START_S = 120.0
 _POLL_S = 0.05
-_COUNTERS = ("call_retries", "stalls", "frame_losses", "frames_dropped", "cache_snapshots")
+_COUNTERS = ("call_retries", "stalls", "frame_losses", "engines_cut_off", "frames_dropped", "cache_snapshots")
 
 
 class Process:

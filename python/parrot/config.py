@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -70,6 +71,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_range("block_size", self.block_size, 16, 16)
+        if re.fullmatch(r"cpu|cuda(:(0|[1-9]\d?))?", self.device) is None:
+            raise ConfigError(f"device = {self.device!r} is not cpu, cuda or cuda:N", param="device")
+        if self.parent_pid is not None:
+            check_range("parent_pid", self.parent_pid, 1, 2**31 - 1)
         if self.num_blocks is not None:
             check_range("num_blocks", self.num_blocks, 2, 2**31 - 1)
         if self.max_batch_size is not None:

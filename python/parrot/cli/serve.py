@@ -40,6 +40,10 @@ def serve(
 
     More engines can join with `parrot engine --manager tcp://127.0.0.1:PORT`, PORT being the engine port."""
     devices = _devices(engines, engine.device, gpus)
+    if engine.simulate is not None:
+        from ..engine.cost_file import read_cost
+
+        read_cost(engine.simulate)  # raises what each engine would end with
     config = _manager_config(common, manager)
     engine_configs = [
         EngineConfig(

@@ -9,7 +9,8 @@ import msgspec
 
 from ..errors import ConfigError
 from ..wire import CostModel
-from .batch import BLOCK_SIZE
+
+_BLOCK_SIZE = 16  # as in batch.py, which needs torch; a manager that reads such a file does not
 
 
 class CostFile(msgspec.Struct, frozen=True):
@@ -41,7 +42,7 @@ def read_cost(path: Path) -> CostModel:
             param="simulate",
         ) from None
     for name in CostModel.__struct_fields__:
-        value, least = getattr(cost, name), {"capacity_tokens": BLOCK_SIZE, "num_blocks": 2}.get(name, 0)
+        value, least = getattr(cost, name), {"capacity_tokens": _BLOCK_SIZE, "num_blocks": 2}.get(name, 0)
         if not least <= value < 2**31:
             raise ConfigError(f"{path}: {name} = {value} is outside [{least}, 2^31)", param=name)
     return cost

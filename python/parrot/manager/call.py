@@ -120,6 +120,7 @@ class Targets:
 
 
 NO_TARGETS = Targets()
+MAX_FREE_RESTARTS = 8  # for lost frames; from then on they count as retries
 
 
 @dataclass(eq=False, slots=True)
@@ -154,6 +155,7 @@ class Call:
     error: ErrorInfo | None = None
     engine: str | None = None
     attempts: int = 0
+    num_free_restarts: int = 0  # that were not held against it
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

@@ -18,7 +18,7 @@ from .. import wire
 from ..errors import EngineLost, ErrorInfo, InternalError, ParrotError
 from ..tokenizer import EncodedPrompt, Piece
 from .application import Application
-from .call import QUEUED, Call, Step
+from .call import MAX_FREE_RESTARTS, QUEUED, Call, Step
 from .clock import now_s, now_us
 from .engines import Engine, EngineRegistry
 from .prompts import CallPrompt, Limits, PromptBuilder, assemble, num_chars
@@ -171,8 +171,7 @@ class Dispatcher:
         self._unsized.clear()
 
     def engine_lost(self, engine: Engine, reason: str) -> list[Call]:
-        """Its calls, which are returned, run again from their variables until they have used up their
-        retries."""
+        """Its calls, which are returned, run again from their variables until their retries are used up."""
         self._aborts.pop(engine, None)
         lost: list[Run] = []
         for run_id in self._bridge.remove_engine(engine):
@@ -210,13 +209,17 @@ class Dispatcher:
 
     def frames_lost(self, engine: Engine) -> None:
         """Messages to or from the engine did not arrive: whatever it has runs again, there or elsewhere. That
-        is not held against the calls: they did not bring it about."""
-        for run in [run for run in self._runs.values() if run.engine is engine and run.steps]:
-            is_open = self._open.get(run.call) is run
-            self.settle(run)
-            self._drop(run)
+        is not held against the calls, which did not bring it about, unless it happens again and again."""
+        sent = [run for run in self._runs.values() if run.engine is engine and run.steps]
+        lost = [run for run in sent if self._open.get(run.call) is run]
+        for run in sent:
+            self.fail(run)
             self._aborts[engine].append(run)
-            if is_open and not run.call.ended:
+        for run in lost:
+            if run.call.num_free_restarts >= MAX_FREE_RESTARTS:
+                self._run_again(run, engine, "its frames were lost")
+            elif not run.call.ended:
+                run.call.num_free_restarts += 1
                 self._restart(run.call)
         self.turn()
 

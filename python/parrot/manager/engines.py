@@ -21,7 +21,7 @@ from .engine import Engine as Engine
 from .engine import EngineEvents as EngineEvents
 from .engine import EngineState
 from .engine_socket import EngineSocket, RouterSocket
-from .frames import FrameOrder
+from .frames import MAX_LOSSES, FrameOrder
 from .health import SILENT_BEATS, Stalled
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,8 @@ class EngineRegistry:
         self._tasks: list[asyncio.Task[None]] = []
         self.num_dropped_frames = 0
         self.num_resends = 0  # how often frames of an engine were asked for again
-        self.num_lost_frames = (
-            0  # how often frames were found missing, of either side, and did not come again
-        )
+        self.num_lost_frames = 0  # how often frames of either side were missing, and did not come again
+        self.num_cut_off = 0  # engines that were given up because hardly any frame came
         self._socket: EngineSocket = socket or RouterSocket(
             config.engine_host, config.engine_port, config.curve_keys
         )
@@ -218,6 +217,8 @@ class EngineRegistry:
         self._invite(identity, message.epoch)
 
     def _note_stats(self, engine: Engine, stats: wire.EngineStats) -> None:
+        if engine.stats is not None and stats.num_steps < engine.stats.num_steps:
+            return  # of a frame that was sent again
         if engine.stats is not None and stats.pool_breaches > engine.stats.pool_breaches:
             log.error("the KV cache of engine %s broke and was made anew; its log has more", engine.name)
         engine.stats = stats
@@ -249,6 +250,11 @@ class EngineRegistry:
 
     def _lost_frames(self, engine: Engine) -> None:
         self.num_lost_frames += 1
+        engine.frames.num_losses += 1
+        if engine.frames.num_losses >= MAX_LOSSES:
+            self.num_cut_off += 1
+            self._lose(engine, f"frames were lost {MAX_LOSSES} times and none came in order meanwhile")
+            return
         log.warning("frames to or from engine %s were lost; its calls run again", engine.name)
         self.send(engine, wire.ReportContexts())
         if self._events is not None:
@@ -290,14 +296,8 @@ class EngineRegistry:
             self._refuse(identity, message, refusal)
             return
         manager_id = self._invited.pop(message.epoch, self._manager_id)
-        engine = Engine(
-            self._next_id,
-            identity,
-            message,
-            manager_id,
-            now_s(),
-            frames=FrameOrder(message.sequence),
-        )
+        frames = FrameOrder(message.sequence)
+        engine = Engine(self._next_id, identity, message, manager_id, now_s(), frames=frames)
         self._next_id += 1
         previous = self._engines.pop(message.name, None)  # to the end: the order is that of joining
         if not self._enter(engine, previous):

@@ -4,6 +4,7 @@ that the manager may believe in contexts that the engine no longer has."""
 from __future__ import annotations
 
 _PATIENCE_BEATS = 2  # heartbeats that a frame which was asked for may take
+MAX_LOSSES = 8  # in a row; a link that loses 30 % of all frames for three seconds comes to five or six
 
 
 class FrameOrder:
@@ -16,6 +17,7 @@ class FrameOrder:
         self.newest = newest
         self.current = 0  # the frame that is being handled
         self.is_complete = True
+        self.num_losses = 0  # of frames of either side, since one last came in order
         self._lost_before = 0  # what was missing has a smaller number
         self._last_report = 0
         self._seen = newest  # the largest number that has come or was announced
@@ -31,6 +33,7 @@ class FrameOrder:
         if number > self.newest:
             self.newest = number
             self._beats_asked = None
+            self.num_losses = 0
         return True
 
     def asks(self) -> bool:

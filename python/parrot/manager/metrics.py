@@ -125,6 +125,7 @@ class Metrics(Collector):
         breaches = single(executor.replies.num_breaches)
         yield counter("protocol_breaches", "Replies that cannot be right.", breaches)
         yield counter("frame_losses", "Frames that never came.", single(registry.num_lost_frames))
+        yield counter("engines_cut_off", "Engines whose frames did not come.", single(registry.num_cut_off))
         resends = single(registry.num_resends)
         yield counter("frame_resends", "Times that frames of an engine were asked for again.", resends)
         yield counter("cache_snapshots", "Reports of whole caches.", single(executor.knowledge.num_snapshots))
