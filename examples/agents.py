@@ -104,7 +104,7 @@ def main() -> None:
         twin=lambda ask: with_openai(ask, "2", options.task, names, options.rounds),
         num_calls=1 + len(names) * (1 + 2 * (1 + options.rounds)),
     )
-    compare(", ".join(names), ways, options)
+    compare([", ".join(names)], ways, options)
 
 
 if __name__ == "__main__":

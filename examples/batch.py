@@ -65,7 +65,7 @@ def main() -> None:
         objective=P.THROUGHPUT,
         wait_for=len(passages),
     )
-    compare("category", ways, options)
+    compare([f"category of document {n}" for n in range(1, len(passages) + 1)], ways, options)
 
 
 if __name__ == "__main__":

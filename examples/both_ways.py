@@ -99,27 +99,39 @@ class Ways:
     wait_for: int = 1  # how many of the last variables are the result
 
 
-def compare(title: str, ways: Ways, options: argparse.Namespace) -> None:
-    """Run both ways on one service, one after the other; print Parrot's result and a table."""
+def compare(titles: Sequence[str], ways: Ways, options: argparse.Namespace) -> None:
+    """Run both ways on one service, one after the other; print Parrot's results, each under its title,
+    and a table."""
     console = Console()
     outputs = P.Output(max_tokens=options.max_tokens)
     with progress_bars(console) as bars:
-        _say(bars, "starting the service" if options.url is None else f"using {options.url}")
         connection = P.connect(options.url, options.api_key)
+        _say(bars, "starting the service" if connection.embedded else f"using {connection.url}")
         headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         with httpx.Client(base_url=connection.url, headers=headers, timeout=600) as http:
-            models = http.get("/v1/models")
-            if models.is_error:
-                raise SystemExit(f"{connection.url}: {models.json()['error']['message']}")
-            model = models.json()["data"][0]["id"]
+            model = _served_model(http)
             warm_up("Hello").get()  # once the engine has loaded its model
             result, calls, parrot = _run_parrot(bars, http, ways, outputs)
         twin = asyncio.run(_run_twin(bars, connection.url, options.api_key, model, ways, outputs))
-    for text in result[:MAX_SHOWN]:
+    for title, text in list(zip(titles, result, strict=True))[:MAX_SHOWN]:
         console.print(Panel(text.strip() or "(nothing)", title=title, title_align="left"))
     if len(result) > MAX_SHOWN:
         console.print(f"and {len(result) - MAX_SHOWN} more", style="dim")
     print_tallies(console, parrot, twin, calls)
+
+
+def _served_model(http: httpx.Client) -> str:
+    try:
+        models = http.get("/v1/models")
+    except httpx.TransportError:
+        raise SystemExit(
+            f"no Parrot service answers at {http.base_url}; start one with `parrot serve`, or leave out "
+            "--url (and PARROT_URL)"
+        ) from None
+    if models.is_error:
+        raise SystemExit(f"{http.base_url}: {models.json()['error']['message']}")
+    name: str = models.json()["data"][0]["id"]
+    return name
 
 
 def _run_parrot(
@@ -214,9 +226,9 @@ def print_tallies(console: Console, parrot: Tally, twin: Tally, calls: Sequence[
     """Both ways side by side, and how the service saw the calls of Parrot's way."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
-    for column in ("seconds", "calls", "prompt tokens", "of them cached", "output tokens"):
+    for column in ("seconds", "calls", "prompt tokens", "cached", "output tokens"):
         table.add_column(column, justify="right")
-    for name, tally in (("Parrot", parrot), ("client-orchestrated twin", twin)):
+    for name, tally in (("Parrot", parrot), ("client's twin", twin)):
         table.add_row(
             name,
             f"{tally.seconds:.2f}",

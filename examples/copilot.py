@@ -123,7 +123,7 @@ def main() -> None:
         num_calls=3 + 3 * len(names),
         wait_for=2,
     )
-    compare("summary, and title", ways, options)
+    compare(["summary", "title"], ways, options)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,10 @@ def compare(
     outputs = P.Output(max_tokens=options.max_tokens)
     url = P.connect(options.url, options.api_key).url
 
-    with_parrot("Warm-up", ["text"], P.Output(max_tokens=1))[-1].get()  # once the engine has loaded its model
+    try:  # once the engine has loaded its model
+        with_parrot("Warm-up", ["text"], P.Output(max_tokens=1))[-1].get()
+    except P.ParrotError as error:
+        raise SystemExit(error.message) from None
 
     # A title of its own for each run, so that neither finds the other's prompts in the cache.
     begin = time.perf_counter()

@@ -121,7 +121,7 @@ def main() -> None:
         num_calls=2 * len(questions),
         wait_for=len(questions),
     )
-    compare("answer", ways, options)
+    compare(questions, ways, options)
 
 
 if __name__ == "__main__":

@@ -136,6 +136,37 @@ def test_the_command_prints_a_key_alone_on_standard_output(path: Path) -> None:
     assert "acme, made" not in runner.invoke(cli.app, ["key", "list", "--file", str(path)]).output
 
 
+def test_limits_are_shown_as_they_are_after_a_change_and_looking_changes_nothing(path: Path) -> None:
+    runner = CliRunner()
+    add_tenant_key(path, "acme", {"tokens_per_minute": 1_234_567})
+    changed = runner.invoke(cli.app, ["key", "limits", "acme", "--file", str(path), "--weight", "2"])
+    assert changed.output == "tenant acme: weight 2, tokens_per_minute 1234567\n"
+    before = path.stat()
+    looked = runner.invoke(cli.app, ["key", "limits", "acme", "--file", str(path)])
+    assert looked.output == changed.output
+    assert path.stat().st_ino == before.st_ino
+    missing = runner.invoke(cli.app, ["key", "limits", "other", "--file", str(path)])
+    assert isinstance(missing.exception, NotFound)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a b"], "tenant 'a b': only letters, digits, '.', '_' and '-'"),
+        (["acme\n"], "tenant 'acme\\n': "),
+        (["acme", "--weight", "-1"], "--weight = -1.0 is outside "),
+        (["acme", "--requests-per-minute", "0"], "--requests-per-minute = 0 is outside "),
+    ],
+)
+def test_what_is_wrong_with_an_argument_is_said_of_the_argument(
+    path: Path, arguments: list[str], message: str
+) -> None:
+    made = CliRunner().invoke(cli.app, ["key", "new", *arguments, "--file", str(path)])
+    assert isinstance(made.exception, ConfigError)
+    assert message in str(made.exception)
+    assert not path.exists()
+
+
 def test_a_change_by_root_leaves_the_file_to_its_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_operator_key(path)
     given: list[tuple[int, int]] = []

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ..config import check_range
+from ..errors import ConfigError, NotFound
+
+if TYPE_CHECKING:
+    from ..manager.key_file import TenantLimits
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
 File = Annotated[Path, typer.Option("--file", help="The file of keys, as --api-keys names it to a service.")]
@@ -34,6 +41,7 @@ def new(
     The key is printed on standard output, this once; the file has only its hash."""
     from ..manager.key_store import add_tenant_key
 
+    _check_tenant(tenant)
     limits = _given(weight, requests_per_minute, tokens_per_minute, max_concurrent_calls)
     _hand_out(add_tenant_key(file, tenant, limits, note), f"a key of tenant {tenant}")
 
@@ -55,11 +63,18 @@ def set_limits(
     tokens_per_minute: TokensPerMinute = None,
     max_concurrent_calls: MaxConcurrentCalls = None,
 ) -> None:
-    """Change limits of a tenant; those that are not given stay. To lift one, take it out of the file."""
+    """Change limits of a tenant, and show those it has then; what is not given stays. To lift one, take it
+    out of the file."""
+    from ..manager.key_file import read_key_file
     from ..manager.key_store import set_limits
 
     limits = _given(weight, requests_per_minute, tokens_per_minute, max_concurrent_calls)
-    set_limits(file, tenant, limits)
+    if limits:
+        set_limits(file, tenant, limits)
+    tenants = read_key_file(file).tenants
+    if tenant not in tenants:
+        raise NotFound(f"{file} has no tenant {tenant!r}; `parrot key list` shows them", param="tenant")
+    typer.echo(_limits_line(tenant, tenants[tenant]))
 
 
 @app.command("list")
@@ -69,8 +84,7 @@ def list_keys(file: File) -> None:
 
     content = read_key_file(file)
     for tenant, limits in content.tenants.items():
-        shown = {"weight": limits.weight, **limits.model_dump(exclude_none=True)}
-        typer.echo(f"tenant {tenant}: " + ", ".join(f"{name} {value:g}" for name, value in shown.items()))
+        typer.echo(_limits_line(tenant, limits))
     for entry in content.keys:
         words = [f"key {entry.key_id}: {entry.owner}", entry.created and f"made {entry.created}", entry.note]
         typer.echo(", ".join(word for word in words if word))
@@ -111,7 +125,27 @@ def _given(
         "tokens_per_minute": tokens_per_minute,
         "max_concurrent_calls": max_concurrent_calls,
     }
-    return {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        low, high = (0.001, 1000.0) if name == "weight" else (1, 2**31 - 1)
+        check_range("--" + name.replace("_", "-"), value, low, high)
+    return given
+
+
+def _check_tenant(name: str) -> None:
+    from ..manager.key_file import TENANT_PATTERN
+
+    if re.fullmatch(TENANT_PATTERN, name) is None:
+        raise ConfigError(
+            f"tenant {name!r}: only letters, digits, '.', '_' and '-', 1 to 64 of them, the first a letter "
+            "or a digit",
+            param="tenant",
+        )
+
+
+def _limits_line(tenant: str, limits: TenantLimits) -> str:
+    shown = {"weight": limits.weight, **limits.model_dump(exclude_none=True)}
+    return f"tenant {tenant}: " + ", ".join(f"{name} {value:.10g}" for name, value in shown.items())
 
 
 def _hand_out(key: str, whose: str) -> None:

@@ -37,9 +37,8 @@ def _not_reserved(name: str) -> str:
     return name
 
 
-TenantName = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"), AfterValidator(_not_reserved)
-]
+TENANT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+TenantName = Annotated[str, Field(pattern=TENANT_PATTERN), AfterValidator(_not_reserved)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
