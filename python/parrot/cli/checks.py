@@ -131,7 +131,8 @@ def check_model(model: str) -> Check:
         directory = resolve_model(model)
         tokenizer = Tokenizer.load(directory)
     except ParrotError as error:
-        return Check("model", "broken", error.message, f"parrot model install {model}")
+        fix = f"parrot model install {model}"
+        return Check("model", "broken", error.message.removesuffix(f"; run: {fix}"), fix)
     size_mib = sum(file.stat().st_size for file in directory.iterdir()) // 2**20
     return Check("model", "ok", f"{model}: {size_mib} MiB, vocabulary of {tokenizer.vocab_size}, {directory}")
 

@@ -19,8 +19,17 @@ class Outputs:
 
     def __getattr__(self, name: str) -> SemanticVariable:
         if name.startswith("_") or name not in self._variables:
-            raise AttributeError(f"no output {name!r}; outputs: {', '.join(self._variables)}")
+            raise AttributeError(
+                f"no output {name!r}; outputs: {', '.join(self._variables)}{self._advice(name)}"
+            )
         return self._variables[name]
+
+    def _advice(self, name: str) -> str:
+        """For what a single output has and several have not."""
+        if name.startswith("_") or not hasattr(SemanticVariable, name):
+            return ""
+        first = next(iter(self._variables))
+        return f"; take one, `result.{first}.{name}`" + (", or `P.gather(*result)`" if name == "get" else "")
 
     def __getitem__(self, name: str) -> SemanticVariable:
         return self._variables[name]

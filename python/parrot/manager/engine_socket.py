@@ -60,7 +60,7 @@ class RouterSocket:
         except zmq.ZMQError as error:
             self._destroy()
             raise PortInUse(
-                f"cannot listen for engines on {address}: {error}; choose another engine_port, or 0",
+                f"cannot listen for engines on {address}: {error}; choose another with --engine-port, or 0",
                 param="engine_port",
             ) from None
         self._address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)

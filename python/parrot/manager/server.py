@@ -53,7 +53,8 @@ def bind_listener(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
             raise PortInUse(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose another port, or 0 for a free one",
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port, or 0 "
+                "for a free one",
                 param="port",
             ) from None
         raise

@@ -30,6 +30,13 @@ class StepCost(msgspec.Struct, frozen=True):
     per_prefill_token_us: _Cost
     per_kv_token_us: _Cost
 
+    def __str__(self) -> str:
+        """For logs, in four digits."""
+        return (
+            f"{self.base_us:.4g} us + {self.per_sequence_us:.4g} a sequence + "
+            f"{self.per_prefill_token_us:.4g} a prefill token + {self.per_kv_token_us:.4g} a KV token"
+        )
+
     def step_us(self, batch: float, prefill_tokens: float, kv_tokens: float) -> float:
         """What a step takes."""
         fixed_us = self.base_us + self.per_sequence_us * batch
