@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
+from parent_harness import child_environment, has_ended, is_running
 from parrot.engine.process import num_physical_cores, set_passive_waits
 
 CHILD = """
@@ -31,21 +30,6 @@ thread.start(); thread.join(); time.sleep(0.2)
 print(child.pid, child.poll(), flush=True)
 time.sleep(600)
 """
-
-
-def child_environment() -> dict[str, str]:
-    """This process's, in which a child imports the same parrot."""
-    import parrot
-
-    paths = [str(Path(parrot.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_physical_cores_are_no_more_than_the_cpus_it_may_use() -> None:
@@ -77,7 +61,4 @@ def test_the_death_of_the_parent_is_noticed_and_that_of_its_thread_is_not() -> N
         assert status == "None"
         assert is_running(int(pid))
         parent.kill()
-    deadline = time.monotonic() + 60
-    while is_running(int(pid)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_running(int(pid))
+    assert has_ended(int(pid))

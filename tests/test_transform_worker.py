@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
+import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -13,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from parent_harness import child_environment, has_ended
 from parrot import api
 from parrot.manager import transform_worker
 from parrot.manager.operators import Budget
@@ -121,6 +126,42 @@ def test_the_process_ends_with_its_input() -> None:
     sink = io.BytesIO()
     serve(io.BytesIO(b""), sink)
     assert sink.getvalue() == b""
+
+
+# It prints the process's id when that has answered, and is there until it is killed.
+MANAGER = """
+import asyncio, time
+from parrot.manager.transform_worker import TransformWorker
+from parrot.api import Strip
+from parrot.manager.transforms import Work, compile_chain
+worker = TransformWorker()
+chain = compile_chain((Strip(op="strip"),), where="here")
+asyncio.run(worker.run(Work(chain, "a", 100, 0.5)))
+print(worker._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.system
+def test_a_stopped_process_ends_with_a_manager_that_is_killed() -> None:
+    command = [sys.executable, "-c", MANAGER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=child_environment()) as manager:
+        assert manager.stdout is not None
+        pid = int(manager.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)
+        manager.kill()
+    try:
+        assert has_ended(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.system
+def test_a_process_whose_parent_has_ended_already_ends_at_once() -> None:
+    command = [sys.executable, "-m", "parrot.manager.transform_worker", str(os.getpid() + 1)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=child_environment()) as orphan:
+        assert orphan.wait(120) == -signal.SIGKILL
 
 
 @given(st.text(st.characters(exclude_categories=())), st.integers(1, 5))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+from ..parent_death import ask_for_signal
 
 
 def set_passive_waits() -> None:
@@ -43,6 +42,6 @@ def signal_on_parent_death(parent_pid: int, on_death: Callable[[], None]) -> Non
             on_death()
 
     signal.signal(signal.SIGUSR1, handle)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR1), 0, 0, 0)
+    ask_for_signal(signal.SIGUSR1)
     if os.getppid() != parent_pid:
         on_death()

@@ -40,6 +40,8 @@ class Later:
     """Deliveries of an event whose transforms would hold the loop: do :attr:`work` elsewhere or, if there is
     none, let the loop turn; then :meth:`go_on`. Whatever else happens to the graph may come in between."""
 
+    tenant: int
+    session_id: str
     _flow: Flow
     _finish: Callable[[Flow], Changes]
 
@@ -58,6 +60,20 @@ class Later:
         self._flow.go_on(work, done)
         return self._finish(self._flow)
 
+    def fail(self, calls: Iterable[Call], error: ErrorInfo) -> Changes:
+        """The event cannot go on: what it has left ends with ``error``, and so do ``calls``."""
+        self._flow.fail(calls, error)
+        return self._finish(self._flow)
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """One that waits for its transform: ``again`` is how to try again, ``fail`` how to end it without."""
+
+    need: Need
+    again: Callable[[], None]
+    fail: Callable[[ErrorInfo], None]
+
 
 class Flow:
     """Give variables their ends, then :meth:`run`, then take ``changes``."""
@@ -69,7 +85,7 @@ class Flow:
         self._values = values
         self._kept: dict[int, str] = {}  # by identity: equal chains of one value give one string
         self._transformer = Transformer(max_value_bytes, may_defer=may_defer)
-        self._deferred: deque[tuple[Need, Callable[[], None]]] = deque()  # and how to try again
+        self._deferred: deque[_Delivery] = deque()
         self._ended: deque[Variable] = deque()
         self._unread: dict[Variable, None] = {}  # lost a reader that will never run
 
@@ -94,7 +110,8 @@ class Flow:
             value = self._transformer.apply(binding.chain, binding.raw or "", where=where)
             self._keep(value, where)
         except Deferred as deferred:
-            self._deferred.append((deferred.need, partial(self.written, call, step)))
+            fail = partial(self._break_pending, binding.variable)
+            self._deferred.append(_Delivery(deferred.need, partial(self.written, call, step), fail))
         except (TransformFailed, ValueTooLarge) as error:
             self.break_variable(binding.variable, error.to_info())
         else:
@@ -107,6 +124,10 @@ class Flow:
         self._unread.update(dict.fromkeys(variable.sources))
         if variable.producer is not None:
             self.settle(variable.producer)
+
+    def _break_pending(self, variable: Variable, error: ErrorInfo) -> None:
+        if variable.pending:
+            self.break_variable(variable, error)
 
     def break_steps(self, call: Call, first_step: int, error: ErrorInfo) -> None:
         """The steps of a call from ``first_step`` on will not run."""
@@ -166,7 +187,8 @@ class Flow:
             if binding.text is not value:
                 self._keep(binding.text, where)
         except Deferred as deferred:
-            self._deferred.append((deferred.need, partial(self.deliver, consumer)))
+            fail = partial(self.break_steps, call, binding.first_step)
+            self._deferred.append(_Delivery(deferred.need, partial(self.deliver, consumer), fail))
             return
         except (TransformFailed, ValueTooLarge) as error:
             self.break_steps(call, binding.first_step, error.to_info())
@@ -214,7 +236,7 @@ class Flow:
     @property
     def work(self) -> Work | None:
         """What the first of them waits for; None if that is only the next turn of the loop."""
-        return self._transformer.work(self._deferred[0][0]) if self._deferred else None
+        return self._transformer.work(self._deferred[0].need) if self._deferred else None
 
     def go_on(self, work: Work | None, done: tuple[str | Failure, float] | None) -> None:
         """Deliver in the same order until one is heavy or the loop has to turn again; then take the new
@@ -223,9 +245,19 @@ class Flow:
         self._transformer.next_slice()
         if work is not None and done is not None:
             self._transformer.worked(work, *done)
-        while self._deferred and self._transformer.may_ask(self._deferred[0][0]):
-            _, deliver = self._deferred.popleft()
-            deliver()
+        while self._deferred and self._transformer.may_ask(self._deferred[0].need):
+            self._deferred[0].again()
+            self._deferred.popleft()  # not before: if that raises, it is still there to fail
+
+    def fail(self, calls: Iterable[Call], error: ErrorInfo) -> None:
+        """End ``calls`` and all that waits for a transform with ``error``; then take the new ``changes``."""
+        self.changes = Changes()
+        for call in calls:
+            if not call.ended:
+                self.break_steps(call, call.next_step, error)
+        while self._deferred:
+            self._deferred.popleft().fail(error)
+            self.run()  # which may defer more: of what had its value, and was not delivered yet
 
     def give_up(self) -> None:
         """The session has ended: nothing more is delivered."""
@@ -262,7 +294,8 @@ class Flow:
             if value is not derived.derivation.sources[0].variable.value:
                 self._keep(value, where)
         except Deferred as deferred:
-            self._deferred.append((deferred.need, partial(self._derive, derived, texts)))
+            fail = partial(self._break_pending, derived)
+            self._deferred.append(_Delivery(deferred.need, partial(self._derive, derived, texts), fail))
         except (TransformFailed, ValueTooLarge) as error:
             self.break_variable(derived, error.to_info())
         else:

@@ -368,7 +368,7 @@ class Graph:
         self._deferring.pop(flow, None)
         if flow.is_deferred:
             self._deferring[flow] = None
-            changes.later = Later(flow, self.finish)
+            changes.later = Later(self.domain, self.session_id, flow, self.finish)
         if self.recorder is not None:
             ended = [variable for variable in changes.variables if variable not in given]
             self.recorder.ended(ended, None if written is None else self._needed(written))

@@ -2,7 +2,8 @@
 
 Most operators keep the interpreter's lock for as long as they take, so that a thread would not do. The
 process is started when a first value needs it, has the same code, and takes one chain at a time over a pipe.
-It ends with the manager, whatever ends that: its input ends then.
+It ends with the manager, whatever ends that: its input ends then, and the kernel kills even one that is
+stopped.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import struct
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from typing import IO
 from pydantic import TypeAdapter
 
 from ..api import Transform
+from ..parent_death import end_with_parent
 from .operators import Budget
 from .transforms import Chain, Failure, Work, compile_chain
 
@@ -85,7 +88,8 @@ class TransformWorker:
     def _start(self) -> subprocess.Popen[bytes]:
         if self._is_closed:
             raise EOFError("closed")
-        command = [sys.executable, "-m", "parrot.manager.transform_worker"]
+        # It ends with the thread that is here now, which is there until the worker is closed.
+        command = [sys.executable, "-m", "parrot.manager.transform_worker", str(os.getpid())]
         # In a session of its own: Ctrl-C is for the manager, which still needs it while it drains.
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -143,4 +147,5 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))
     serve(sys.stdin.buffer, sys.stdout.buffer)
