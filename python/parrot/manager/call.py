@@ -120,7 +120,7 @@ class Targets:
 
 
 NO_TARGETS = Targets()
-MAX_FREE_RESTARTS = 8  # for lost frames; from then on they count as retries
+MAX_FREE_RESTARTS = 16  # for lost frames; from then on they count as retries
 
 
 @dataclass(eq=False, slots=True)

@@ -4,7 +4,7 @@ that the manager may believe in contexts that the engine no longer has."""
 from __future__ import annotations
 
 _PATIENCE_BEATS = 2  # heartbeats that a frame which was asked for may take
-MAX_LOSSES = 8  # in a row; a link that loses 30 % of all frames for three seconds comes to five or six
+MAX_LOSSES = 16  # in a row; a link that loses 30 % of all frames both ways for a minute comes to about eight
 
 
 class FrameOrder:
