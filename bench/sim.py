@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ def run(quick: bool, only: Iterable[str] = ()) -> dict[str, Any]:
         num_seeds = NUM_SEEDS_QUICK if quick else NUM_SEEDS_SCALE if name == "scale" else NUM_SEEDS
         made = PARTS[name](range(1, num_seeds + 1), quick=quick)
         took_s = time.perf_counter() - started
-        for figure in (made,) if isinstance(made, Figure) else made:
+        for full in (made,) if isinstance(made, Figure) else made:
+            # The paper's figures are of the full workloads.
+            figure = replace(full, title=f"{full.title} (quick)", paper={}) if quick else full
             figure.print()
             figures[figure.number] = figure.record()
             _draw(figure)
@@ -48,6 +51,9 @@ def run(quick: bool, only: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _draw(figure: Figure) -> None:
+    if figure.x_label and len(figure.xs) == 1:
+        print(f"no picture: a single value of {figure.x_label}")
+        return
     path = PICTURES / f"figure-{figure.number}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

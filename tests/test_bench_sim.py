@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import random
+from pathlib import Path
 
 import pytest
+from bench import sim
 from bench.simulation.applications import (
     PROMPT,
     ROUNDS,
@@ -69,3 +72,24 @@ def test_a_rate_is_sustained_while_the_mean_is_within_twice_the_lowest() -> None
         for seed in (-1, 0, 1)
     ]
     assert sustained(Figure("17", "", points, "requests/s")) == "sustained: a 2/s, b 1/s"
+
+
+def test_a_quick_figure_is_named_so_and_not_set_beside_the_paper(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.ERROR, "parrot")  # as the benchmark does; this puts the level back
+    points = [Point("a", 1.0, seed, {"s": 2.0}) for seed in (1, 2)]
+    full = Figure("12a", "chains", points, "requests/s", paper={"a": {"s @ 1": 77.0}})
+    monkeypatch.setattr(sim, "PICTURES", tmp_path)
+    monkeypatch.setitem(sim.PARTS, "12a", lambda *_, **__: full)
+    made = sim.run(True, ["12a"])["figures"]["12a"]
+    assert (made["title"], made["paper"]) == ("chains (quick)", {})
+    printed = capsys.readouterr().out
+    assert "77" not in printed
+    assert "no picture: a single value of requests/s" in printed
+    assert list(tmp_path.iterdir()) == []
+    sim.run(False, ["12a"])
+    assert "77" in capsys.readouterr().out

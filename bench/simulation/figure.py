@@ -89,8 +89,10 @@ class Figure:
                 if all(value is None for value in spreads.values()):
                     continue
                 cells = [show(value, 1) if value else "" for value in spreads.values()]
-                rows.append((arm, *([f"{x:g}"] if self.x_label else []), *cells, self._paper_cell(arm, x)))
-        columns = ("arm", *([self.x_label] if self.x_label else []), *self.names, "paper")
+                paper = [self._paper_cell(arm, x)] if self.paper else []
+                rows.append((arm, *([f"{x:g}"] if self.x_label else []), *cells, *paper))
+        columns = ("arm", *([self.x_label] if self.x_label else []), *self.names)
+        columns += ("paper",) if self.paper else ()
         print_table(f"Figure {self.number}: {self.title}", columns, rows, width=160)
         for note in self.notes:
             print(note)
@@ -105,12 +107,12 @@ class Figure:
         import matplotlib
 
         matplotlib.use("Agg")
-        from matplotlib import pyplot
+        from matplotlib import pyplot, ticker
 
         chart, panels = pyplot.subplots(
             1,
             len(self.names),
-            figsize=(max(6.0, 4.2 * len(self.names)), 3.4),
+            figsize=(max(6.0, 4.2 * len(self.names) + (1.6 if self.x_label else 0.0)), 3.4),
             squeeze=False,
             layout="constrained",
         )
@@ -121,9 +123,16 @@ class Figure:
             panel.grid(axis="y", alpha=0.3)
             if self.log_y:
                 panel.set_yscale("log")
+                panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+                panel.yaxis.set_major_formatter("{x:g}")
+                panel.yaxis.set_minor_formatter(ticker.NullFormatter())
         if self.x_label:
-            panels[0][0].legend(
-                fontsize=7, title="dotted: the paper" if self.paper else None, title_fontsize=7
+            chart.legend(
+                *panels[0][0].get_legend_handles_labels(),
+                loc="outside right center",
+                fontsize=7,
+                title="dotted: the paper" if self.paper else None,
+                title_fontsize=7,
             )
         chart.suptitle(fill(f"Figure {self.number}: {self.title} (simulated)", 75), fontsize=9)
         chart.savefig(path, dpi=90)
