@@ -4,7 +4,7 @@ that the manager may believe in contexts that the engine no longer has."""
 from __future__ import annotations
 
 _PATIENCE_BEATS = 2  # heartbeats that a frame which was asked for may take
-MAX_LOSSES = 16  # in a row; a link that loses 30 % of all frames both ways for a minute comes to about eight
+MAX_LOSSES = 16  # in a row; 8 were too few where 30 % of all frames are lost, both ways, for a minute
 
 
 class FrameOrder:
