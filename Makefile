@@ -39,6 +39,12 @@ ASAN := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 PROGRESS := sed -u -n -E 's/^(Collecting|Installing collected|Successfully|ERROR|error)/    \1/p; s/^ +(Downloading)/    \1/p'
+# $(call compiling,arguments of pip,log): a line for each file that is compiled; if it fails, the errors.
+define compiling
+$(PY) -m pip -v $(1) 2>&1 | tee $(2) \
+| sed -u -n -E 's/^ *(\[[0-9]+\/[0-9]+\] (Building|Linking) .*|Successfully built .*)/    \1/p' \
+|| { grep -E 'error|Error' -A 5 $(2) | head -40; echo "the build failed; its output is in $(2)" >&2; exit 1; }
+endef
 # $(call timed,name,commands): runs them and prints what they took.
 define timed
 @printf '\033[1m==> %s\033[0m\n' "$(1)"; begin=$$SECONDS; { $(2); } || exit 1; took=$$((SECONDS - begin)); \
@@ -79,7 +85,8 @@ gpu-check: $(STAMPS)/build $(STAMPS)/dev ## every test and quick benchmark that 
 	@$(PY) tests/gpu_check.py $(or $(OUT),out/gpu)
 
 wheel: $(STAMPS)/deps ## a wheel in dist/
-	$(call timed,wheel,$(PY) -m pip wheel . --no-deps -w dist -C build-dir=build/wheel 2>&1 | $(PROGRESS))
+	$(call timed,wheel,echo '    the native modules are built for it: minutes$(comma) the first time' && \
+	$(call compiling,wheel . --no-deps -w dist -C build-dir=build/wheel,$(STAMPS)/wheel.log))
 
 format: $(STAMPS)/dev ## rewrite the sources in the project's format
 	@$(PY) -m ruff check --fix -q . ; $(PY) -m ruff format -q . ; \
@@ -145,10 +152,7 @@ $(STAMPS)/settings: FORCE | $(STAMPS)/venv
 
 $(STAMPS)/build: $(NATIVE_SOURCES) $(STAMPS)/deps $(STAMPS)/settings
 	$(call say,[5/5] building the native modules)
-	@$(PY) -m pip install -v --no-build-isolation --no-deps -e . 2>&1 | tee $(STAMPS)/build.log \
-	| sed -u -n -E 's/^ *(\[[0-9]+\/[0-9]+\] (Building|Linking) .*)/    \1/p' \
-	|| { grep -E 'error|Error' -A 5 $(STAMPS)/build.log | head -40; \
-	echo "the build failed; its output is in $(STAMPS)/build.log" >&2; exit 1; }
+	@$(call compiling,install --no-build-isolation --no-deps -e .,$(STAMPS)/build.log)
 	@touch $@
 
 $(STAMPS)/sanitize: $(NATIVE_SOURCES) $(STAMPS)/build
