@@ -119,6 +119,7 @@ class LossyEvictions(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.loop = asyncio.new_event_loop()
         self.socket = Wire()
         self.registry = EngineRegistry(ManagerConfig(), self.socket)
         self.owner = Owner(self.registry)
@@ -129,6 +130,9 @@ class LossyEvictions(RuleBasedStateMachine):
         self.application = Application(1, session, Tenant("default", 1, TenantLimits()), arrival_us=0)
         self.numbers: Iterator[int] = itertools.count(1)
         self.join(EPOCH)
+
+    def teardown(self) -> None:
+        self.loop.close()
 
     def join(self, epoch: str) -> None:
         self.epoch = epoch
@@ -141,8 +145,11 @@ class LossyEvictions(RuleBasedStateMachine):
         self.receive(wire.Register(wire.PROTOCOL_VERSION, "engine", epoch, 1, model, cost, 64))
 
     def receive(self, message: wire.FromEngine | bytes) -> None:
+        """All that the manager does about it, its answers included."""
         frame = message if isinstance(message, bytes) else wire.encode(message)
-        self.registry._receive([b"identity", frame])
+        self.loop.call_soon(self.registry._receive, [b"identity", frame])
+        self.loop.run_until_complete(asyncio.sleep(0.0))  # frames go out in the turn after this one
+        self.loop.run_until_complete(asyncio.sleep(0.0))
 
     def reply(self, *replies: wire.Reply) -> None:
         self.sequence += 1

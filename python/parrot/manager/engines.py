@@ -23,6 +23,7 @@ from .engine import EngineState
 from .engine_socket import EngineSocket, RouterSocket
 from .frames import MAX_LOSSES, FrameOrder
 from .health import SILENT_BEATS, Stalled
+from .outbox import Outbox
 
 log = logging.getLogger(__name__)
 _MAX_INVITED = 4096
@@ -48,7 +49,6 @@ class EngineRegistry:
         self._refused: set[str] = set()  # epochs
         self._replaced: set[str] = set()  # epochs of lives whose name a later one has
         self._stalled: dict[str, Stalled] = {}  # by epoch
-        self._freed: dict[Engine, list[wire.ContextId]] = {}  # not told yet
         self._next_id = 1
         self._last_beat = 0.0
         self._receiving_since = 0.0
@@ -60,6 +60,7 @@ class EngineRegistry:
         self._socket: EngineSocket = socket or RouterSocket(
             config.engine_host, config.engine_port, config.curve_keys
         )
+        self._outbox = Outbox(self._socket, unreachable=self._unreachable)
         self.address = self._socket.address
 
     def start(self, events: EngineEvents) -> None:
@@ -76,6 +77,7 @@ class EngineRegistry:
         if shut_down_engines:
             for engine in list(self._by_epoch.values()):
                 self.send(engine, wire.Shutdown())
+            self.flush()
             await asyncio.sleep(0.05)  # lets the I/O thread put the frames on the wire
         for task in self._tasks:
             task.cancel()
@@ -125,32 +127,25 @@ class EngineRegistry:
         """Newest life of every name."""
         return tuple(engine.view() for engine in self._engines.values())
 
-    def send(self, engine: Engine, message: wire.ToEngine) -> bool:
-        """One frame, at once. False, and the engine is lost, when its connection is gone."""
-        if not engine.alive:
-            return False
-        if not isinstance(message, wire.Ping):
-            engine.num_sent += 1
-        if self._send_frame(engine.identity, message):
-            return True
-        # Later in this turn: the caller is in the middle of its own bookkeeping.
-        asyncio.get_running_loop().call_soon(self._lose, engine, "its connection is gone")
-        return False
+    def send(self, engine: Engine, message: wire.ToEngine) -> None:
+        """One frame, in this turn of the loop or at :meth:`flush`. The engine is lost when its connection is
+        gone."""
+        if engine.alive:
+            if not isinstance(message, wire.Ping):
+                engine.num_sent += 1
+            self._outbox.put(engine, message)
 
     def free_later(self, engine: Engine, context_id: wire.ContextId) -> None:
-        """Tell an engine that nobody will name this context again: together with others, after what this turn
-        of the loop still does, since nothing waits for it and each frame wakes a thread."""
-        if not self._freed:
-            asyncio.get_running_loop().call_soon(self._send_freed)
-        self._freed.setdefault(engine, []).append(context_id)
+        """See :meth:`Outbox.free_later`."""
+        self._outbox.free_later(engine, context_id)
 
-    def _send_freed(self) -> None:
-        freed, self._freed = self._freed, {}
-        for engine, context_ids in freed.items():
-            self.send(engine, wire.FreeContexts(tuple(context_ids)))
+    def flush(self) -> None:
+        """Send what waits for the next turn of the loop."""
+        self._outbox.flush()
 
-    def _send_frame(self, identity: bytes, message: wire.ToEngine) -> bool:
-        return self._socket.send(identity, wire.encode(message))
+    def _unreachable(self, engine: Engine) -> None:
+        # Later in this turn: the caller may be in the middle of its own bookkeeping.
+        asyncio.get_running_loop().call_soon(self._lose, engine, "its connection is gone")
 
     async def _receive_next(self) -> None:
         parts = await self._socket.receive()
@@ -274,12 +269,12 @@ class EngineRegistry:
         if epoch in self._refused:
             return
         if epoch in self._replaced:
-            self._send_frame(identity, wire.Shutdown())
+            self._outbox.put(identity, wire.Shutdown())
             return
         if len(self._invited) > _MAX_INVITED:
             self._invited.clear()
         manager_id = self._invited.setdefault(epoch, secrets.token_hex(8))
-        self._send_frame(identity, wire.Ping(manager_id))
+        self._outbox.put(identity, wire.Ping(manager_id))
 
     def _register(self, identity: bytes, message: wire.Register) -> None:
         known = self._by_epoch.get(message.epoch)
@@ -289,7 +284,7 @@ class EngineRegistry:
             self._ping(known)
             return
         if message.epoch in self._replaced:
-            self._send_frame(identity, wire.Shutdown())
+            self._outbox.put(identity, wire.Shutdown())
             return
         refusal = self._refusal(message)
         if refusal is not None:
@@ -331,7 +326,7 @@ class EngineRegistry:
             if len(self._refused) >= _MAX_INVITED:
                 self._refused.clear()
             self._refused.add(message.epoch)
-        self._send_frame(identity, wire.Shutdown())
+        self._outbox.put(identity, wire.Shutdown())
 
     def _refusal(self, message: wire.Register) -> str | None:
         if message.protocol_version != wire.PROTOCOL_VERSION:

@@ -262,6 +262,7 @@ class Executor:
     def _dispatch(self) -> None:
         self._objectives.turn()
         self.dispatcher.turn()
+        self._registry.flush()
 
     def _record_ended(self) -> None:
         for _ in range(min(len(self._ended), _AT_ONCE)):
@@ -277,10 +278,8 @@ class Executor:
             asyncio.get_running_loop().call_soon(self._record_rest)
 
     def _set_pace(self) -> None:
-        self._objectives.pace = Pace.of(
-            [engine.cost for engine in self._registry.alive],
-            kv_tokens=self.config.scheduler.latency_capacity_tokens,
-        )
+        costs = [engine.cost for engine in self._registry.alive]
+        self._objectives.pace = Pace.of(costs, kv_tokens=self.config.scheduler.latency_capacity_tokens)
 
     # --- the end ---
 
