@@ -68,13 +68,19 @@ def main() -> None:
     machine = describe_machine()
     print(f"{machine['cpu']}, {machine['cores']} cores, commit {machine['commit']}", flush=True)
     measured = run(options.quick, **parts)
-    command = " ".join(["python -m bench", *sys.argv[1:]])
-    result = {"name": options.name, "command": command, "machine": machine, **measured}
+    result = {"name": options.name, "command": _command(sys.argv[1:]), "machine": machine, **measured}
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     print(f"RESULT {json.dumps(result)}")
     sys.exit(0 if measured.get("ok", True) else 1)
+
+
+def _command(arguments: list[str]) -> str:
+    """What was asked for; where the result was stored is nobody's business."""
+    given = iter(arguments)
+    kept = [word for word in given if not (word == "--json" and next(given, None))]
+    return " ".join(["python -m bench", *(word for word in kept if not word.startswith("--json="))])
 
 
 def _parts(parser: argparse.ArgumentParser, module: ModuleType, only: list[str] | None) -> dict[str, Any]:
