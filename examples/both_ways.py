@@ -162,7 +162,7 @@ async def _run_twin(
 ) -> Tally:
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key or "none", timeout=600) as client:
         asker = Asker(client, outputs, model)
-        task = bars.add_task("client-orchestrated twin", total=ways.num_calls)
+        task = bars.add_task("client's twin", total=ways.num_calls)
         begin = time.perf_counter()
         running = asyncio.ensure_future(ways.twin(asker))
         while not running.done():
@@ -170,7 +170,7 @@ async def _run_twin(
             bars.update(task, completed=asker.tally.num_calls)
         await running
         asker.tally.seconds = time.perf_counter() - begin
-    _say(bars, f"client-orchestrated twin: {asker.tally.num_calls} calls, {asker.tally.seconds:.1f} s")
+    _say(bars, f"client's twin: {asker.tally.num_calls} calls, {asker.tally.seconds:.1f} s")
     return asker.tally
 
 

@@ -70,7 +70,7 @@ def test_an_example_runs_both_ways_on_a_service_that_is_there(
 ) -> None:
     program = str(ROOT / "examples" / f"{example}.py")
     output = run(program, "--url", running.url, "--max-tokens", "4", *options, cwd=tmp_path)
-    for way in ("Parrot", "client-orchestrated twin"):
+    for way in ("Parrot", "client's twin"):
         assert re.search(rf"^{way}: {num_calls} calls, [\d.]+ s$", output, re.MULTILINE), "progress"
         assert re.search(
             rf"^ {way} +[\d.]+ +{num_calls} +[\d,]+ +[\d,]+ +{4 * num_calls} $", output, re.MULTILINE
