@@ -22,7 +22,9 @@ from .watchdog import StepWatchdog
 if TYPE_CHECKING:  # torch takes a second to import, and reads the environment when it does
     import torch
 
+    from ..tokenizer.tokenizer import Tokenizer
     from .engine import Engine
+    from .model import DecoderModel
 
 log = logging.getLogger(__name__)
 
@@ -180,15 +182,20 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
         *(num_blocks, config.block_size, cost_model.base_us, cost_model.per_sequence_us),
         *(cost_model.per_prefill_token_us, cost_model.per_kv_token_us, time.monotonic() - started),
     )
-    model_info = wire.ModelInfo(
-        name=config.model,
+    return engine, _model_info(config.model, tokenizer, model, dtype, device), cost_model
+
+
+def _model_info(
+    name: str, tokenizer: Tokenizer, model: DecoderModel, dtype: torch.dtype, device: torch.device
+) -> wire.ModelInfo:
+    return wire.ModelInfo(
+        name=name,
         fingerprint=tokenizer.fingerprint,
         vocab_size=model.config.vocab_size,
         max_model_len=model.config.max_positions,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
     )
-    return engine, model_info, cost_model
 
 
 def _device(name: str) -> torch.device:
