@@ -129,6 +129,16 @@ def test_suffix_may_end_anywhere_in_a_block(offset):
     assert relative_error(output, batch.reference(0.1)) <= 1e-3
 
 
+def test_a_gpu_named_without_its_number_is_the_current_one():
+    batch = Batch(7, 32, 8, 128, torch.float16, TREES["one-group"], [17])
+    bare = AnyBatch(7, 32, 8, 128, torch.float16, TREES["one-group"], [17], device=torch.device("cuda"))
+    kernel = make_kernel(bare, 8)
+    kernel.plan(batch.block_tables, batch.seq_lens)
+    output = torch.full_like(batch.query, float("nan"))
+    kernel(batch.query, batch.key_cache, batch.value_cache, output, 0.1)
+    assert relative_error(output, batch.reference(0.1)) <= 1e-3
+
+
 def test_a_plan_gives_the_same_bits_every_time():
     batch = Batch(3, 32, 8, 128, torch.float16, [(300, 20), (50, 9)], [40, 200, 900])
     kernel = make_kernel(batch, 8)

@@ -13,6 +13,7 @@ from .._core import PackedLinear
 from ..config import Backend
 from ..kernels.cpu_ops import F32, Array, CpuOps
 from ..kernels.ops import DecoderOps, DecoderShape, DecoderStep, Heads, Linear, Rows
+from ..kernels.tensor_checks import with_index
 from ..kernels.torch_ops import TorchOps
 from .backends import choose_backend
 from .batch import PagedKV, StepBatch
@@ -77,7 +78,7 @@ class DecoderModel:
         ones, so that config.json is all that is read. Raises :class:`ModelFileError` naming the file, field
         or tensor that is missing or wrong, :class:`ConfigError` for a backend that cannot run here.
         """
-        device = torch.device(device)
+        device = with_index(device)
         config = ModelConfig.load(directory)
         backend = choose_backend(backend, dtype, device, config.head_dim)
         with torch.inference_mode():

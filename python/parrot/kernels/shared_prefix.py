@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import _core
 from .staging import Staging
-from .tensor_checks import check_device, check_dtype, check_int32, check_layout, check_shape, fits
+from .tensor_checks import check_device, check_dtype, check_int32, check_layout, check_shape, fits, with_index
 
 I32 = npt.NDArray[np.int32]
 Implementation = Literal["cuda", "triton"]
@@ -100,7 +100,7 @@ class SharedPrefixAttention:
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.max_requests, self.max_blocks = max_requests, max_blocks
         self.num_blocks, self.costs = num_blocks, costs or PlanCosts()
-        self._device = device
+        self._device = with_index(device)
         self._dtypes = [torch.float16, torch.bfloat16] + [torch.float32] * (implementation == "triton")
         self._planner = _core.AttentionPlanner()
         if staging is None:

@@ -12,6 +12,14 @@ from torch import Tensor
 _ALIGNMENT = 16  # bytes that a kernel reads at once
 
 
+def with_index(device: torch.device | str) -> torch.device:
+    """The device as the tensors on it name it: ``cuda`` alone is the current GPU, ``cuda:0`` say."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return device
+    return torch.empty(0, device=device).device  # asked of torch: its type says that there is always an index
+
+
 def fits(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
     """Whether all of the following would pass: a call on each layer's path."""
     return (
