@@ -118,10 +118,6 @@ def run(
             f"copy bandwidth {made.result['copy_bandwidth'] / 1e12:.2f} TB/s (read and written)", flush=True
         )
     ours, peers = installed_arms(device)
-    if "ours" in ours:
-        from parrot import _kernels
-
-        made.result["half_parts"] = _kernels.has_half_parts()
     for row in rows:
         made.measure(row, ours)
     if "planning" in parts:

@@ -14,20 +14,11 @@ int device_count() {
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-bool has_half_parts() {
-#if defined(PARROT_HALF_PARTS)
-    return true;
-#else
-    return false;
-#endif
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_kernels, module) {
     module.doc() = "Parrot's CUDA kernels; addresses, shapes and a stream, no framework";
     module.def("device_count", &device_count);
-    module.def("has_half_parts", &has_half_parts);
     module.def("shared_prefix_attention_grid", &parrot::shared_prefix_attention_grid, py::arg("head_dim"));
     module.def(
         "shared_prefix_attention",

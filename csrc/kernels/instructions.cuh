@@ -34,9 +34,6 @@ struct Packed<__half> {
         __half2 pair = __floats2half2_rn(low, high);
         return *reinterpret_cast<uint32_t*>(&pair);
     }
-    static __device__ float2 unpack(uint32_t pair) {
-        return __half22float2(*reinterpret_cast<const __half2*>(&pair));
-    }
     static __device__ __half from_float(float value) { return __float2half_rn(value); }
     static __device__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         asm volatile(
@@ -52,9 +49,6 @@ struct Packed<__nv_bfloat16> {
     static __device__ uint32_t pack(float low, float high) {
         __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
         return *reinterpret_cast<uint32_t*>(&pair);
-    }
-    static __device__ float2 unpack(uint32_t pair) {
-        return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
     }
     static __device__ __nv_bfloat16 from_float(float value) { return __float2bfloat16_rn(value); }
     static __device__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

@@ -31,22 +31,8 @@ struct PartSum {
         for (int d = 0; d < kDims; ++d) value[d] += weight * part[d];
     }
 
-    template <typename T>
-    __device__ static void load(float (&part)[kDims], const PartElement<T>* source) {
-        if constexpr (kHalfParts) {
-            uint32_t pairs[kDims / 2];
-            if constexpr (kDims == 4) {
-                const uint2 loaded = __ldcg(reinterpret_cast<const uint2*>(source));
-                pairs[0] = loaded.x, pairs[1] = loaded.y;
-            } else {
-                pairs[0] = __ldcg(reinterpret_cast<const uint32_t*>(source));
-            }
-#pragma unroll
-            for (int d = 0; d < kDims / 2; ++d) {
-                const float2 values = Packed<T>::unpack(pairs[d]);
-                part[2 * d] = values.x, part[2 * d + 1] = values.y;
-            }
-        } else if constexpr (kDims == 4) {
+    __device__ static void load(float (&part)[kDims], const float* source) {
+        if constexpr (kDims == 4) {
             const float4 loaded = __ldcg(reinterpret_cast<const float4*>(source));
             part[0] = loaded.x, part[1] = loaded.y, part[2] = loaded.z, part[3] = loaded.w;
         } else {
@@ -56,12 +42,10 @@ struct PartSum {
     }
 
     // Adds the parts begin, begin + step, ... below end, all loads of eight of them under way at once.
-    template <typename T>
     __device__ void add_parts(const SharedPrefixAttentionParams& p, int head, int begin, int end, int step) {
         constexpr int kInFlight = 8, kHeadDim = 32 * kDims;
         const int lane = threadIdx.x % 32;
-        const auto* source =
-            reinterpret_cast<const PartElement<T>*>(p.part_output) + size_t(head) * kHeadDim + lane * kDims;
+        const float* source = p.part_output + size_t(head) * kHeadDim + lane * kDims;
         const size_t stride = size_t(p.num_heads) * kHeadDim;
         float parts[kInFlight][kDims];
         for (int first = begin; first < end; first += 32 * step) {  // a lane has the weight of one part
@@ -69,7 +53,7 @@ struct PartSum {
             const auto load_batch = [&](int at) {
 #pragma unroll
                 for (int i = 0; i < kInFlight; ++i) {
-                    load<T>(parts[i], source + min(at + i * step, last) * stride);
+                    load(parts[i], source + min(at + i * step, last) * stride);
                 }
             };
             load_batch(first);
@@ -79,12 +63,11 @@ struct PartSum {
             raise(fmaxf(top, reduce(stats.x, [](float a, float b) { return fmaxf(a, b); })));
             const float weight = exp2_fast(stats.x - top);
             sum += reduce(weight * stats.y, [](float a, float b) { return a + b; });
-            const float factor = kHalfParts ? weight * stats.y : weight;
             for (int at = first; at <= last; at += kInFlight * step) {
                 if (at > first) load_batch(at);
 #pragma unroll
                 for (int i = 0; i < kInFlight; ++i) {
-                    const float w = __shfl_sync(0xffffffff, factor, (at - first) / step + i);
+                    const float w = __shfl_sync(0xffffffff, weight, (at - first) / step + i);
                     if (at + i * step <= last) add(parts[i], w);
                 }
             }
@@ -116,7 +99,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
     cudaGridDependencySynchronize();
 #endif
     PartSum<kDims> total;
-    if (end - begin > 1) total.template add_parts<T>(p, head, begin + turn, end, p.merge_warps);
+    if (end - begin > 1) total.add_parts(p, head, begin + turn, end, p.merge_warps);
     if (p.merge_warps > 1) {
         others[warp][lane] = total;
         __syncthreads();

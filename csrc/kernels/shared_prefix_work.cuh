@@ -5,7 +5,6 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/instructions.cuh"
 
@@ -22,15 +21,6 @@ constexpr int kBlockThreads = kThreads + 32 * kLoaders;
 constexpr int kHalfBytes = kTileTokens * 128;  // a tile lies in columns of 64 elements, 128 bytes a row
 constexpr int kWarpRows = 16;                  // query rows of one tensor-core tile
 constexpr int kMaxRows = kWarps * kWarpRows;
-// Partial results are kept as sums in fp32; or, built with PARROT_HALF_PARTS, as averages in the output's
-// type, which halves what the merge reads and rounds each of them once more.
-#if defined(PARROT_HALF_PARTS)
-constexpr bool kHalfParts = true;
-#else
-constexpr bool kHalfParts = false;
-#endif
-template <typename T>
-using PartElement = std::conditional_t<kHalfParts, T, float>;
 constexpr int kEntryFields = 8;  // representative, begin, end, first member, members, part, two unused
 
 struct SharedPrefixAttentionParams {
@@ -46,7 +36,7 @@ struct SharedPrefixAttentionParams {
     const int32_t* members;       // [num_members, 2]: request, part; part -1: the request has no other part
     const int32_t*
         part_begin;        // [num_requests + 1]: parts of request r are [part_begin[r], part_begin[r + 1])
-    float* part_output;    // [max_parts, num_heads, head_dim], unnormalised; or half of it: PartElement
+    float* part_output;    // [max_parts, num_heads, head_dim], unnormalised
     float2* part_max_sum;  // [max_parts, num_heads]: running max (base 2) and sum
     int32_t* next_work;    // [2], zero before and after: items claimed after the first ones, blocks done
     int32_t num_requests;  // rows of the merge; those without parts in the plan are skipped
@@ -92,7 +82,7 @@ __device__ inline WorkItem read_work(const SharedPrefixAttentionParams& p, int w
 template <typename T, int kHeadDim>
 struct RowSink {
     T* output;
-    PartElement<T>* part;
+    float* part;
     float2* max_sum;
 
     __device__ RowSink(const SharedPrefixAttentionParams& p, const ItemSlot& slot, int row) {
@@ -103,16 +93,13 @@ struct RowSink {
         output =
             whole ? static_cast<T*>(p.output) + (size_t(member.x) * p.num_heads + head) * kHeadDim : nullptr;
         const size_t index = size_t(whole ? 0 : member.y) * p.num_heads + head;
-        part = reinterpret_cast<PartElement<T>*>(p.part_output) + index * kHeadDim;
+        part = p.part_output + index * kHeadDim;
         max_sum = p.part_max_sum + index;
     }
     __device__ void store_pair(int dim, float first, float second, float inverse_sum) const {
         if (output) {
             *reinterpret_cast<uint32_t*>(output + dim) =
                 Packed<T>::pack(first * inverse_sum, second * inverse_sum);
-        } else if constexpr (kHalfParts) {
-            __stcg(reinterpret_cast<uint32_t*>(part + dim),
-                   Packed<T>::pack(first * inverse_sum, second * inverse_sum));
         } else {
             __stcg(reinterpret_cast<float2*>(part + dim), make_float2(first, second));
         }

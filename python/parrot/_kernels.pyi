@@ -3,9 +3,6 @@
 def device_count() -> int:
     """CUDA devices that can be used now; 0 without a driver."""
 
-def has_half_parts() -> bool:
-    """Whether it was built with PARROT_HALF_PARTS: partial results are kept in half precision."""
-
 def shared_prefix_attention_grid(head_dim: int) -> int:
     """Thread blocks of a full grid on the current device: what a plan balances over."""
 
