@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "curve": ("curve", "latency against throughput, beside the cost model"),
     "attention-cpu": ("attention_cpu", "one layer of CPU attention against memory, arithmetic and torch"),
     "kernel": ("kernel", "shared-prefix decode attention on a GPU, over the memory floor"),
+    "gpus": ("gpus", "the whole service on one GPU and on all, with and without placement by prefix"),
     "manager": ("manager", "the parts of a call's life, hops of chains, and what calls and sessions cost"),
     "http": ("http_api", "submits at a fixed rate, the OpenAI routes, /health beside the largest body"),
     "auth": ("auth", "what finding the caller of an API key costs a request"),

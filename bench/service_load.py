@@ -71,13 +71,19 @@ class ManagerProcess:
 @contextmanager
 def manager_process(*options: str) -> Iterator[ManagerProcess]:
     """A manager on free ports, without engines."""
+    with service_process("manager", "--model", DEFAULT_MODEL, "--engine-port", "0", *options) as manager:
+        yield manager
+
+
+@contextmanager
+def service_process(command: str, *options: str) -> Iterator[ManagerProcess]:
+    """A ``parrot manager`` or ``parrot serve`` on a free port, once its API is there."""
     with tempfile.TemporaryDirectory() as directory:
         ready_file, log_file = Path(directory) / "ready.json", Path(directory) / "log"
-        command = [sys.executable, "-m", "parrot.cli.main", "manager", "--model", DEFAULT_MODEL]
-        command += ["--port", "0", "--engine-port", "0", "--ready-file", str(ready_file)]
-        command += ["--drain-grace-s", "0", *options]
+        arguments = [sys.executable, "-m", "parrot.cli.main", command, "--port", "0", *options]
+        arguments += ["--ready-file", str(ready_file), "--drain-grace-s", "0"]
         with log_file.open("wb") as log:
-            process = subprocess.Popen(command, stderr=log)
+            process = subprocess.Popen(arguments, stderr=log)
         try:
             yield ManagerProcess(process, ready_file, log_file)
         finally:
@@ -100,14 +106,15 @@ def simulated_service(
             for index in range(num_engines)
         ]
         try:
-            asyncio.run(_until_ready(manager.port, num_engines))
+            asyncio.run(until_ready(manager.port, num_engines))
             yield manager, engines
         finally:
             for engine in engines:
                 engine.close()
 
 
-async def _until_ready(port: int, num_engines: int) -> None:
+async def until_ready(port: int, num_engines: int) -> None:
+    """Wait for so many engines; RuntimeError if they do not join."""
     client = await HttpClient.connect(port)
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
