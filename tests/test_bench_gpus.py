@@ -1,4 +1,4 @@
-"""The benchmark of the service on several GPUs: its prompts have the tokens, its arms the engines, they say."""
+"""The benchmark of the service on several GPUs: the tokens of its prompts and the engines of its arms."""
 
 from __future__ import annotations
 
