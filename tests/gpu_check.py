@@ -49,7 +49,7 @@ PARTS = (  # the quickest, and those that the others rest on, first
     tests("tests-attention", "tests/test_shared_prefix.py", 300),
     tests("tests-attention-triton", "tests/test_shared_prefix_triton.py -m gpu", 240),
     tests("tests-step", "tests/test_gpu_step.py -m gpu", 240),
-    tests("tests-model", "tests/test_model.py tests/test_sampling.py -m gpu", 180),
+    tests("tests-model", "tests/test_model.py tests/test_sampling.py tests/test_triton_draw.py -m gpu", 180),
     tests("tests-families", "tests/test_engine_families.py -m gpu", 300),
     benchmark("kernel", 180),
     benchmark("engine", 300),

@@ -309,15 +309,16 @@ def test_a_gpu_gives_the_ids_of_the_cpu() -> None:
         Sampling(temperature=1.0, top_k=30, min_p=0.01, repetition_penalty=1.2, seed=3),
         Sampling(frequency_penalty=0.5, presence_penalty=0.5, logit_bias=((9, 4.0),), min_tokens=3),
         Sampling(temperature=2.0, top_p=0.999, seed=4),
+        Sampling(temperature=0.6, min_p=0.05, seed=5),
     ]
-    constrained = [False, False, True, False, True, False]
+    constrained = [False, False, True, False, True, False, False]
     allowed = torch.rand(2, 2000, generator=torch.Generator().manual_seed(1)) < 0.3
     ids: list[list[list[int | None]]] = []
     for device in ("cpu", "cuda"):
         states = [state_of(s, [5, 6], constrained=c) for s, c in zip(rows, constrained, strict=True)]
         sampler = Sampler()
-        steps = [random_logits(6, vocab=2000, seed=step // 4).to(device) for step in range(8)]
+        steps = [random_logits(7, vocab=2000, seed=step // 4).to(device) for step in range(8)]
         ids.append(
-            [sampler.sample(step, states, [2 + n] * 6, allowed.to(device)) for n, step in enumerate(steps)]
+            [sampler.sample(step, states, [2 + n] * 7, allowed.to(device)) for n, step in enumerate(steps)]
         )
     assert ids[0] == ids[1]

@@ -152,8 +152,10 @@ class Sampler:
             shaped = plan.shape(logits[plan.shaped].double(), positions, allowed)
             ids[plan.shaped] = torch.argmax(shaped, dim=1)
         for draw in plan.draws:
-            source = shaped[draw.source_rows] if draw.is_shaped else logits[draw.rows].double()
-            ids[draw.rows] = draw.ids(source, positions)
+            if draw.is_shaped:
+                ids[draw.rows] = draw.ids(shaped[draw.source_rows], positions)
+            else:
+                ids[draw.rows] = draw.ids_unshaped(logits, likeliest, positions)
         ok = (likeliest >= 0) & (ids < logits.shape[1])  # a draw from a NaN ends behind the last id
         plan.note(logits, torch.where(ok, ids, 0))
         if allowed is not None:
@@ -281,9 +283,22 @@ class _Draw:
 
     def ids(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         """int64 [r]: one id per row of float64 [r, vocab], by inverse transform in the order of ids."""
-        number = uniform(self.seeds, [positions[row] for row in self.row_list])
-        target = torch.from_numpy(number).to(logits.device, non_blocking=True)[:, None]
+        target = self._targets(positions, logits.device)[:, None]
         return torch.cat([self._ids(logits[part], target[part], part) for part in _parts(logits)])
+
+    def ids_unshaped(self, logits: Tensor, likeliest: Tensor, positions: Sequence[int]) -> Tensor:
+        """The same from the logits of the whole batch, [n, vocab] as they come; ``likeliest`` int64 [n]."""
+        if not logits.is_cuda or self.top_k is not None:
+            return self.ids(logits[self.rows].double(), positions)
+        from ..kernels.triton_draw import draw  # Triton, which is not everywhere
+
+        temperature, min_p = self.temperature[:, 0], self.min_p
+        least = torch.zeros_like(temperature) if min_p is None else min_p[:, 0]
+        return draw(logits, self.rows, likeliest, temperature, least, self._targets(positions, logits.device))
+
+    def _targets(self, positions: Sequence[int], device: torch.device) -> Tensor:
+        number = uniform(self.seeds, [positions[row] for row in self.row_list])
+        return torch.from_numpy(number).to(device, non_blocking=True)
 
     def _ids(self, logits: Tensor, target: Tensor, part: slice) -> Tensor:
         # Subtract before dividing: a small temperature would send large logits to infinity.
