@@ -2,7 +2,8 @@
 
 Each part runs in a process of its own with a limit of its own, so that one that fails, hangs or crashes costs
 no other its result. FOLDER gets, as it goes, PART.log, PART.json of a benchmark, PART.xml of tests, and after
-every part summary.json. Exit code 1 if one failed. `make gpu-check` builds first.
+every part summary.json. A part whose program is not there is skipped, and the output says so. Exit code 1 if
+one failed. `make gpu-check` builds first.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as xml
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,11 +28,18 @@ TAIL = 15  # lines of a failed part's log that are shown
 
 @dataclass(frozen=True)
 class Part:
-    """``command`` follows the interpreter; {folder} and {name} are filled in."""
+    """``command`` follows the interpreter; {folder} and {name} are filled in. ``under`` is a program with its
+    options that the interpreter runs under; a machine without it skips the part."""
 
     name: str
     command: str
     limit_s: float
+    under: str = ""
+
+    def missing(self) -> str | None:
+        """The program that the part needs and this machine has not."""
+        program = self.under.partition(" ")[0]
+        return program if program and shutil.which(program) is None else None
 
 
 def tests(name: str, selection: str, limit_s: float) -> Part:
@@ -44,6 +53,12 @@ def benchmark(name: str, limit_s: float) -> Part:
     return Part(name, f"-m bench {name} --quick --json {{folder}}/{{name}}.json", limit_s)
 
 
+def sanitizer(tool: str, selection: str, limit_s: float) -> Part:
+    """Small tests of the CUDA kernels under a tool of compute-sanitizer; what it finds fails the part."""
+    part = tests(tool, f"tests/test_shared_prefix.py -k '{selection}'", limit_s)
+    return replace(part, under=f"compute-sanitizer --tool {tool} --kernel-name kns=parrot --error-exitcode 1")
+
+
 PARTS = (  # the quickest, and those that the others rest on, first
     Part("machine", "-m parrot.cli.main doctor", 60),
     tests("tests-attention", "tests/test_shared_prefix.py", 300),
@@ -51,6 +66,9 @@ PARTS = (  # the quickest, and those that the others rest on, first
     tests("tests-step", "tests/test_gpu_step.py -m gpu", 240),
     tests("tests-model", "tests/test_model.py tests/test_sampling.py tests/test_triton_draw.py -m gpu", 180),
     tests("tests-families", "tests/test_engine_families.py -m gpu", 300),
+    sanitizer("memcheck", "suffix_may_end or no_token or 256_requests or many_items", 180),
+    sanitizer("racecheck", "no_token or many_items", 240),
+    sanitizer("synccheck", "no_token or many_items", 180),
     benchmark("kernel", 180),
     benchmark("engine", 300),
     benchmark("decode-shared", 240),
@@ -63,7 +81,7 @@ class Outcome:
     """What became of a part. ``ran`` and ``skipped`` count tests."""
 
     name: str
-    result: str  # ok, failed, timeout, or left out
+    result: str  # ok, failed, timeout, skipped, or left out
     code: int | None = None
     seconds: float = 0.0
     ran: int | None = None
@@ -72,7 +90,8 @@ class Outcome:
 
 def run_part(part: Part, folder: Path, limit_s: float) -> Outcome:
     """Run it for at most so long, its whole process group then killed."""
-    command = [sys.executable, *shlex.split(part.command.format(folder=folder, name=part.name))]
+    arguments = shlex.split(part.command.format(folder=folder, name=part.name))
+    command = [*shlex.split(part.under), sys.executable, *arguments]
     report = folder / f"{part.name}.xml"
     report.unlink(missing_ok=True)  # of an earlier run
     started = time.monotonic()
@@ -123,15 +142,18 @@ def run_all(parts: list[Part], folder: Path, within_s: float) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for part in parts:
         left_s = deadline - time.monotonic()
-        outcome = (
-            run_part(part, folder, min(part.limit_s, left_s))
-            if left_s > 0
-            else Outcome(part.name, "left out")
-        )
+        missing = part.missing()
+        if missing:
+            outcome = Outcome(part.name, "skipped")
+        elif left_s > 0:
+            outcome = run_part(part, folder, min(part.limit_s, left_s))
+        else:
+            outcome = Outcome(part.name, "left out")
         outcomes.append(outcome)
         (folder / "summary.json").write_text(json.dumps([asdict(one) for one in outcomes], indent=2) + "\n")
         counts = "" if outcome.ran is None else f", {outcome.ran} tests, {outcome.skipped} skipped"
-        print(f"{part.name:<16} {outcome.result:<9} {outcome.seconds:7.1f} s{counts}", flush=True)
+        why = f", {missing} is not on PATH" if missing else ""
+        print(f"{part.name:<16} {outcome.result:<9} {outcome.seconds:7.1f} s{counts}{why}", flush=True)
         if outcome.result in ("failed", "timeout"):
             lines = (folder / f"{part.name}.log").read_text(errors="replace").splitlines()
             print("\n".join(f"    {line}" for line in lines[-TAIL:]), flush=True)
@@ -152,7 +174,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     parts = [part for part in PARTS if not options.part or part.name in options.part]
     outcomes = run_all(parts, folder, options.within)
-    sys.exit(any(outcome.result != "ok" for outcome in outcomes))
+    sys.exit(any(outcome.result not in ("ok", "skipped") for outcome in outcomes))
 
 
 if __name__ == "__main__":

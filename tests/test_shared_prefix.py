@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("parrot._kernels")
+_kernels = pytest.importorskip("parrot._kernels")
 
 from parrot.kernels.shared_prefix import SharedPrefixAttention  # noqa: E402
 from prefix_batches import BLOCK, relative_error  # noqa: E402
@@ -85,6 +85,16 @@ def test_256_requests():
     batch = Batch(9, 32, 8, 128, torch.float16, [(120, 200), (0, 26), (33, 30)], [1, 2, 70])
     kernel = make_kernel(batch, 8)
     kernel.plan(batch.block_tables, batch.seq_lens)
+    output = torch.full_like(batch.query, float("nan"))
+    kernel(batch.query, batch.key_cache, batch.value_cache, output, 0.1)
+    assert relative_error(output, batch.reference(0.1)) <= 1e-3
+
+
+def test_a_block_of_threads_takes_many_items_one_after_the_other():
+    batch = Batch(11, 64, 64, 128, torch.float16, [(8, 6)] * 4, [5])
+    kernel = make_kernel(batch, 64)
+    kernel.plan(batch.block_tables, batch.seq_lens)
+    assert kernel.num_entries * 64 > 4 * _kernels.shared_prefix_attention_grid(128)  # three are kept at once
     output = torch.full_like(batch.query, float("nan"))
     kernel(batch.query, batch.key_cache, batch.value_cache, output, 0.1)
     assert relative_error(output, batch.reference(0.1)) <= 1e-3

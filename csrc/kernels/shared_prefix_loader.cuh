@@ -70,8 +70,10 @@ struct Pipeline {
     static constexpr int kItems = 3;  // one under way, the next one, one being written
     uint64_t filled[kSlots];          // completed when a slot's half tile has arrived
     uint64_t drained[kSlots];         // completed when all computing warps are done with it
-    uint64_t item_filled[kItems];
-    uint64_t item_drained[kItems];
+    // At these, unlike at those of the slots, every lane arrives for what it wrote or read itself: nothing
+    // rests on an order between the lanes of a warp, which racecheck does not follow (docs/attention.md).
+    uint64_t item_filled[kItems];   // completed by the leading loader
+    uint64_t item_drained[kItems];  // completed when all warps, the loading ones too, are done with it
     ItemSlot items[kItems];
 
     __device__ void init() {
@@ -85,8 +87,8 @@ struct Pipeline {
             barrier_init(shared_address(&drained[s]), kWarps);
         }
         for (int i = 0; i < kItems; ++i) {
-            barrier_init(shared_address(&item_filled[i]), 1);
-            barrier_init(shared_address(&item_drained[i]), kWarps);
+            barrier_init(shared_address(&item_filled[i]), 32);
+            barrier_init(shared_address(&item_drained[i]), kBlockThreads);
         }
 #if __CUDA_ARCH__ >= 900
         asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
@@ -96,14 +98,12 @@ struct Pipeline {
         barrier_wait(shared_address(&filled[slot]), parity);
     }
     // This warp is done with a slot.
-    __device__ void release(int slot) const { arrive(drained[slot]); }
-    __device__ void release_item(int slot) const { arrive(item_drained[slot]); }
-
-  private:
-    __device__ static void arrive(const uint64_t& barrier) {
+    __device__ void release(int slot) const {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&barrier));
+        if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&drained[slot]));
     }
+    // This thread is done with an item.
+    __device__ void release_item(int slot) const { barrier_arrive(shared_address(&item_drained[slot])); }
 };
 
 // A slot of the pipeline, and the parity that it completes.
@@ -168,8 +168,7 @@ class Loader {
             for (int i = lane(); i < item.num_members; i += 32) slot.members[i] = members[i];
         }
         if (lane() == 0) slot.item = item;
-        __syncwarp();
-        if (lane() == 0) barrier_arrive(shared_address(&pipeline_.item_filled[item_cursor_.slot]));
+        barrier_arrive(shared_address(&pipeline_.item_filled[item_cursor_.slot]));
     }
 
     __device__ void take_item() {
@@ -181,6 +180,7 @@ class Loader {
         const int first_page = item.begin / kBlockTokens;
         num_pages_ = (item.end - 1) / kBlockTokens + 1 - first_page;
         table_ = p_.block_tables + size_t(item.representative) * p_.max_blocks + first_page + loader();
+        pipeline_.release_item(item_cursor_.slot);
         page_ids_ = kv_head_ < 0 ? 0 : load_page_ids(0);
         item_cursor_.advance();
     }
