@@ -288,13 +288,18 @@ class _Draw:
 
     def ids_unshaped(self, logits: Tensor, likeliest: Tensor, positions: Sequence[int]) -> Tensor:
         """The same from the logits of the whole batch, [n, vocab] as they come; ``likeliest`` int64 [n]."""
-        if not logits.is_cuda or self.top_k is not None:
+        if not logits.is_cuda:
             return self.ids(logits[self.rows].double(), positions)
-        from ..kernels.triton_draw import draw  # Triton, which is not everywhere
+        from ..kernels.triton_draw import DrawParameters, draw  # Triton, which is not everywhere
 
-        temperature, min_p = self.temperature[:, 0], self.min_p
-        least = torch.zeros_like(temperature) if min_p is None else min_p[:, 0]
-        return draw(logits, self.rows, likeliest, temperature, least, self._targets(positions, logits.device))
+        parameters = DrawParameters(
+            rows=self.rows,
+            temperature=self.temperature[:, 0],
+            min_p=None if self.min_p is None else self.min_p[:, 0],
+            top_k=None if self.top_k is None else self.top_k[:, 0],
+            top_p=self.top_p[:, 0],
+        )
+        return draw(logits, likeliest, self._targets(positions, logits.device), parameters)
 
     def _targets(self, positions: Sequence[int], device: torch.device) -> Tensor:
         number = uniform(self.seeds, [positions[row] for row in self.row_list])
