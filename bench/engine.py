@@ -19,6 +19,7 @@ from .peers.stored_vllm import ENGINE
 from .timing import Spread, print_table, show, spread
 
 REPEATS = 3
+TEMPERATURE = 0.6  # of all outputs but those of prefill, as the stored figures of vLLM have it
 DTYPES = {"llama3-8b": "bfloat16", "qwen3-0.6b": "bfloat16"}
 
 
@@ -81,7 +82,7 @@ def _workloads(engine: LocalEngine, sizes: Sizes) -> Iterator[tuple[str, Callabl
     output_lens = prompt_lens[1::2] + prompt_lens[::2]  # no relation between the two
 
     def mix() -> float:
-        seconds = engine.generate([engine.random_ids(n) for n in prompt_lens], output_lens)
+        seconds = engine.generate([engine.random_ids(n) for n in prompt_lens], output_lens, TEMPERATURE)
         return sum(output_lens) / seconds
 
     def prefill() -> float:
@@ -89,16 +90,17 @@ def _workloads(engine: LocalEngine, sizes: Sizes) -> Iterator[tuple[str, Callabl
         return count * length / engine.generate(_fresh(engine, count, length), [1] * count)
 
     def single() -> float:
-        return engine.generate([engine.random_ids(sizes.single[0])], [sizes.single[1]])
+        return engine.generate([engine.random_ids(sizes.single[0])], [sizes.single[1]], TEMPERATURE)
 
     def map_stage() -> float:
         count, length, outputs = sizes.map
-        return engine.generate(_fresh(engine, count, length), [outputs] * count)
+        return engine.generate(_fresh(engine, count, length), [outputs] * count, TEMPERATURE)
 
     def copilot() -> float:
         count, shared, own, outputs = sizes.copilot
         prefix = engine.random_ids(shared)
-        return engine.generate([prefix + ids for ids in _fresh(engine, count, own)], [outputs] * count)
+        prompts = [prefix + ids for ids in _fresh(engine, count, own)]
+        return engine.generate(prompts, [outputs] * count, TEMPERATURE)
 
     yield from (
         ("mix", mix),

@@ -41,7 +41,7 @@ class Setting:
 
 
 class LocalEngine:
-    """Runs calls of given ids; the greedy outputs have given lengths."""
+    """Runs calls of given ids; the outputs have given lengths."""
 
     def __init__(self, setting: Setting) -> None:
         is_dummy = setting.model in SHAPES
@@ -83,12 +83,14 @@ class LocalEngine:
         """Ids that no earlier call had, but by chance; no control tokens."""
         return self._random.choices(range(num_control_tokens(), self.vocab_size - 10), k=count)
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_outputs: Sequence[int]) -> float:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_outputs: Sequence[int], temperature: float = 0.0
+    ) -> float:
         """Seconds from the first submit until all calls have ended; RuntimeError for one that fails."""
         started = time.perf_counter()
         for prompt, count in zip(prompts, num_outputs, strict=True):
             context_id = ContextId(self._next_id)
-            sampling = Sampling(max_tokens=count, ignore_eos=True)
+            sampling = Sampling(max_tokens=count, ignore_eos=True, temperature=temperature)
             verbs = (Fill(pack_ids(prompt), context_id), Generate(sampling, context_id))
             self._engine.submit(Dispatch(CallId(self._next_id), 1, 0, "THROUGHPUT", verbs))
             self._next_id += 1

@@ -21,6 +21,8 @@ import xml.etree.ElementTree as xml
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from parrot.cli.gpus import num_gpus
+
 ROOT = Path(__file__).resolve().parents[1]
 KILL_AFTER_S = 10  # from a polite request to end
 TAIL = 15  # lines of a failed part's log that are shown
@@ -29,17 +31,20 @@ TAIL = 15  # lines of a failed part's log that are shown
 @dataclass(frozen=True)
 class Part:
     """``command`` follows the interpreter; {folder} and {name} are filled in. ``under`` is a program with its
-    options that the interpreter runs under; a machine without it skips the part."""
+    options that the interpreter runs under; a machine without it, or with fewer GPUs, skips the part."""
 
     name: str
     command: str
     limit_s: float
     under: str = ""
+    least_gpus: int = 0
 
     def missing(self) -> str | None:
-        """The program that the part needs and this machine has not."""
+        """What the part needs and this machine has not."""
         program = self.under.partition(" ")[0]
-        return program if program and shutil.which(program) is None else None
+        if program and shutil.which(program) is None:
+            return program
+        return f"{self.least_gpus} GPUs" if num_gpus() < self.least_gpus else None
 
 
 def tests(name: str, selection: str, limit_s: float) -> Part:
@@ -66,6 +71,7 @@ PARTS = (  # the quickest, and those that the others rest on, first
     tests("tests-step", "tests/test_gpu_step.py -m gpu", 240),
     tests("tests-model", "tests/test_model.py tests/test_sampling.py tests/test_triton_draw.py -m gpu", 180),
     tests("tests-families", "tests/test_engine_families.py -m gpu", 300),
+    replace(tests("tests-gpus", "tests/system/test_gpus.py", 300), least_gpus=2),
     sanitizer("memcheck", "suffix_may_end or no_token or 256_requests or many_items", 180),
     sanitizer("racecheck", "no_token or many_items", 240),
     sanitizer("synccheck", "no_token or many_items", 180),
@@ -152,7 +158,7 @@ def run_all(parts: list[Part], folder: Path, within_s: float) -> list[Outcome]:
         outcomes.append(outcome)
         (folder / "summary.json").write_text(json.dumps([asdict(one) for one in outcomes], indent=2) + "\n")
         counts = "" if outcome.ran is None else f", {outcome.ran} tests, {outcome.skipped} skipped"
-        why = f", {missing} is not on PATH" if missing else ""
+        why = f", this machine has no {missing}" if missing else ""
         print(f"{part.name:<16} {outcome.result:<9} {outcome.seconds:7.1f} s{counts}{why}", flush=True)
         if outcome.result in ("failed", "timeout"):
             lines = (folder / f"{part.name}.log").read_text(errors="replace").splitlines()

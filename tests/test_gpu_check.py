@@ -38,20 +38,23 @@ def test_parts_that_fail_hang_or_check_nothing_cost_no_other_its_result(
     assert run_all(parts[:1], tmp_path, 0)[0].result == "left out"
 
 
-def test_a_part_under_a_program_that_is_not_there_is_skipped_and_said_so(
+def test_a_part_that_needs_what_is_not_there_is_skipped_and_said_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = "-c \"import os; raise SystemExit(os.environ.get('UNDER') != 'it')\""
     parts = [
         Part("there", command, 60, under="env UNDER=it"),
         Part("missing", command, 60, under="no-such-program --tool memcheck"),
+        Part("gpus", command, 60, least_gpus=1000),
     ]
-    assert [one.result for one in run_all(parts, tmp_path, 600)] == ["ok", "skipped"]
-    assert "no-such-program is not on PATH" in capsys.readouterr().out
+    assert [one.result for one in run_all(parts, tmp_path, 600)] == ["ok", "skipped", "skipped"]
+    printed = capsys.readouterr().out
+    assert "this machine has no no-such-program" in printed
+    assert "this machine has no 1000 GPUs" in printed
 
 
 def test_every_file_with_tests_for_a_gpu_is_in_a_part() -> None:
     commands = " ".join(part.command for part in gpu_check.PARTS)
-    for path in Path(__file__).parent.glob("test_*.py"):
+    for path in Path(__file__).parent.rglob("test_*.py"):
         if "pytest.mark.gpu" in path.read_text().replace('"pytest.mark.gpu"', ""):
-            assert f"tests/{path.name}" in commands, path.name
+            assert f"/{path.name}" in commands, path.name
