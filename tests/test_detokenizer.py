@@ -99,6 +99,14 @@ def test_kept_ids_and_the_rest_of_the_cut_one_spell_the_text(ids: list[int], sto
         assert decode(ids[:num_whole]) + rest == output.text
 
 
+@given(ids=ids_strategy, together=st.integers(1, 5))
+def test_a_text_does_not_depend_on_how_many_ids_are_decoded_together(ids: list[int], together: int) -> None:
+    output = OutputText(decode, [], together=together)
+    pieces = [*map(output.push, ids), output.finish()]
+    assert "".join(pieces) == output.text == run(ids, [])[0].text
+    assert output.num_final == len(ids)
+
+
 @given(text=st.text(max_size=40), stops=st.lists(st.text(max_size=4), max_size=3), data=st.data())
 def test_stop_matching_does_not_depend_on_where_pieces_are_cut(
     text: str, stops: list[str], data: st.DataObject
@@ -115,7 +123,7 @@ def test_stop_matching_does_not_depend_on_where_pieces_are_cut(
 
 def test_a_character_of_four_bytes_comes_out_whole() -> None:
     stream = TextStream(decode)
-    assert [stream.push(b) for b in "🙂".encode()] == ["", "", "", "🙂"]
+    assert [stream.push([b]) for b in "🙂".encode()] == ["", "", "", "🙂"]
 
 
 def test_a_character_that_never_ends_comes_out_at_the_end() -> None:
@@ -143,7 +151,7 @@ def test_the_beginning_of_a_stop_is_given_back_when_no_stop_follows() -> None:
 @pytest.mark.parametrize("context", [[], list(b"Code:")])
 def test_context_is_never_part_of_the_text(context: list[int]) -> None:
     stream = TextStream(decode, context)
-    assert "".join(stream.push(b) for b in b" x = 1") == " x = 1"
+    assert "".join(stream.push([b]) for b in b" x = 1") == " x = 1"
 
 
 def test_text_of_the_first_ids_is_no_part_of_a_stop() -> None:

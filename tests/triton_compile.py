@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from parrot.kernels import paged_prefill, shared_prefix_triton, triton_ops
+from parrot.kernels import paged_prefill, shared_prefix_triton, triton_ids, triton_ops
 
 HOPPER = GPUTarget("cuda", 90, 32)
 MODEL = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128}
@@ -27,8 +27,12 @@ POINTERS = {
     "members": "*i32",
     "part_begin": "*i32",
     "tiles": "*i32",
+    "values": "*fp32",
+    "ids": "*i32",
+    "token_ids": "*i32",
+    "previous_ids": "*i64",
 }
-SCALARS = {"eps": "fp32", "scale_log2": "fp32", "max_blocks": "i32"}
+SCALARS = {"eps": "fp32", "scale_log2": "fp32", "max_blocks": "i32", "size": "i32", "part_size": "i32", "num_rows": "i32"}
 KERNELS: list[tuple[Any, dict[str, object], dict[str, str]]] = [
     (triton_ops._rms_norm, {"SIZE": 4096, "PADDED": 4096}, {}),
     (triton_ops._silu_mul, {"SIZE": 11008, "TILE": 1024}, {}),
@@ -40,6 +44,9 @@ KERNELS: list[tuple[Any, dict[str, object], dict[str, str]]] = [
     ),
     (shared_prefix_triton._attend, {**MODEL, "ROWS": 64, "TILE": 64, "BLOCK": 16}, {"block_tables": "*i32"}),
     (shared_prefix_triton._merge, {"HEADS": 32, "HEAD_DIM": 128}, {}),
+    (triton_ids._best_of_parts, {"PARTS": 32, "TILE": 2048}, {}),
+    (triton_ids._best_of_row, {"PARTS": 32}, {"out": "*i64"}),
+    (triton_ids._put_known_ids, {"ROWS": 1024}, {}),
 ]
 
 

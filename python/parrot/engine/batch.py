@@ -36,7 +36,7 @@ class StepBatch:
 class StepLogits(NamedTuple):
     """What a step computed for the rows that are wanted; valid until the next step."""
 
-    logits: Tensor  # float32 [m, vocab]
+    logits: Tensor  # [m, vocab], float32 or the model's dtype
     likeliest: Tensor | None = None  # int64 [m], if known: the likeliest id, -1 where a logit is not finite
 
 

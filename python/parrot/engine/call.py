@@ -34,6 +34,7 @@ from .sampling import OutputState, check_sampling
 
 Encode = Callable[[str], Ids]
 _CONTEXT_IDS = 8  # ids before an output that its decoder may look at
+_DECODED_TOGETHER = 32  # ids of a text that is wanted at its end only
 
 
 class IdBuffer:
@@ -41,28 +42,28 @@ class IdBuffer:
 
     def __init__(self, capacity: int) -> None:
         self._data = np.empty(max(capacity, 16), dtype=np.int32)
-        self._length = 0
+        self.length = 0  # read several times for each call of a step, where len() would take as long as the rest
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def view(self, start: int = 0, end: int | None = None) -> Ids:
         """``ids[start:end]`` without a copy, valid until the next change."""
-        return self._data[start : self._length if end is None else min(end, self._length)]
+        return self._data[start : self.length if end is None else min(end, self.length)]
 
     def extend(self, ids: Ids | Sequence[int]) -> None:
         """Append ids."""
-        end = self._length + len(ids)
+        end = self.length + len(ids)
         if end > len(self._data):
             grown = np.empty(2 * end, dtype=np.int32)
-            grown[: self._length] = self.view()
+            grown[: self.length] = self.view()
             self._data = grown
-        self._data[self._length : end] = ids
-        self._length = end
+        self._data[self.length : end] = ids
+        self.length = end
 
     def truncate(self, length: int) -> None:
         """Drop the ids from ``length`` on."""
-        self._length = min(self._length, length)
+        self.length = min(self.length, length)
 
 
 @dataclass(slots=True)
@@ -79,7 +80,14 @@ class Output:
     """One Generate while it runs. Its ids are those of the context from ``start`` on."""
 
     def __init__(
-        self, verb: int, sampling: Sampling, context: Ids, decode: Decode, eos_ids: frozenset[int]
+        self,
+        verb: int,
+        sampling: Sampling,
+        context: Ids,
+        decode: Decode,
+        eos_ids: frozenset[int],
+        *,
+        stream: bool,
     ) -> None:
         """``context`` are the ids before the output."""
         self.verb = verb
@@ -90,11 +98,13 @@ class Output:
         self.matcher: Matcher | None = None
         end_ids = frozenset(sampling.stop_token_ids)
         self.end_ids = end_ids if sampling.ignore_eos else end_ids | eos_ids
+        is_read_early = stream or bool(sampling.stop) or sampling.logprobs is not None
         self.text = OutputText(
             decode,
             sampling.stop,
             context[-_CONTEXT_IDS:].tolist(),
             num_unstoppable=sampling.min_tokens,
+            together=1 if is_read_early else _DECODED_TOGETHER,
         )
         self.state = OutputState(
             sampling, self.start, context, self.end_ids, constrained=sampling.grammar is not None
@@ -156,12 +166,12 @@ class EngineCall:
     @property
     def num_remaining(self) -> int:
         """Ids that wait to be computed, the one that only the device knows included."""
-        return len(self.ids) + (self.pending_row is not None) - self.num_computed
+        return self.ids.length + (self.pending_row is not None) - self.num_computed
 
     @property
     def num_ids(self) -> int:
         """Ids of its context, the one that only the device knows included."""
-        return len(self.ids) + (self.pending_row is not None)
+        return self.ids.length + (self.pending_row is not None)
 
     @property
     def num_computable(self) -> int:
@@ -227,7 +237,9 @@ class EngineCall:
                 self.ids.extend(self._fill_ids.pop(self._cursor))
                 self.fills.append(FillSpan(self._cursor, start, len(self.ids)))
             elif isinstance(verb, Generate):
-                self.output = Output(self._cursor, verb.sampling, self.ids.view(), decode, eos_ids)
+                self.output = Output(
+                    self._cursor, verb.sampling, self.ids.view(), decode, eos_ids, stream=self.stream
+                )
                 self._begin(self.output)
             elif verb.context_id == self.context_id:
                 self.frees_context = True

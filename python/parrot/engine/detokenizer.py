@@ -12,7 +12,7 @@ _CONTEXT_TOKENS = 4  # enough that a decoder knows it is not at the start of a t
 
 
 class TextStream:
-    """Decodes one id at a time; text comes out once no later id can change it.
+    """Decodes ids as they come; text comes out once no later id can change it.
 
     Each step decodes a short window: the ids whose text went out last (so that a decoder that treats the
     first id of a text specially sees the same neighbours), and those whose text is still open. That window is
@@ -26,12 +26,8 @@ class TextStream:
         self._window = 0  # _ids[_window:_open] gave the text that went out last
         self._open = len(self._ids)
 
-    def push(self, token_id: int) -> str:
-        """The text that became final with this id; empty inside a character."""
-        return self.push_all((token_id,))
-
-    def push_all(self, token_ids: Sequence[int]) -> str:
-        """The same for several ids at once."""
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that became final with these ids; empty inside a character."""
         self._ids += token_ids
         known, text = self._known(), self._decode(self._ids[self._window :])
         if text.endswith(_UNFINISHED) or len(text) <= len(known):
@@ -94,12 +90,21 @@ class OutputText:
     """The text of one Generate, with the end that each of its ids has in it."""
 
     def __init__(
-        self, decode: Decode, stops: Sequence[str], context: Sequence[int] = (), *, num_unstoppable: int = 0
+        self,
+        decode: Decode,
+        stops: Sequence[str],
+        context: Sequence[int] = (),
+        *,
+        num_unstoppable: int = 0,
+        together: int = 1,
     ) -> None:
-        """Text of the first ``num_unstoppable`` ids is no part of a stop string."""
+        """Text of the first ``num_unstoppable`` ids is no part of a stop string. ``together``: ids are decoded
+        so many at a time, for a text without stop strings that nobody reads as it grows."""
         self._stream = TextStream(decode, context)
         self._matcher = StopMatcher(stops)
         self._num_unstoppable = num_unstoppable
+        self._together = together
+        self._waiting: list[int] = []  # ids that are not decoded yet
         self._num_ids = 0
         self._raw: list[str] = []  # decoded text, stops not cut
         self._raw_len = 0
@@ -132,19 +137,23 @@ class OutputText:
 
     def push(self, token_id: int) -> str:
         """Add a generated id; return the text that became final."""
-        self._num_ids += 1
-        self._num_open += 1
-        return self._add(self._stream.push(token_id))
+        self._waiting.append(token_id)
+        return self._decode_waiting() if len(self._waiting) == self._together else ""
+
+    def _decode_waiting(self) -> str:
+        token_ids, self._waiting = self._waiting, []
+        return self.push_all(token_ids)
 
     def push_all(self, token_ids: Sequence[int]) -> str:
         """Add several ids at once to a text without stop strings; each is whole when the last one is."""
         self._num_ids += len(token_ids)
         self._num_open += len(token_ids)
-        return self._add(self._stream.push_all(token_ids))
+        return self._add(self._stream.push(token_ids))
 
     def finish(self) -> str:
         """No more ids: return the rest of the text, an unfinished last character included."""
-        rest = self._add(self._stream.flush())
+        rest = self._decode_waiting() if self._waiting else ""
+        rest += self._add(self._stream.flush())
         if not self.stopped:
             rest += self._keep(self._matcher.flush())
             self._ends.extend([self._raw_len] * self._num_open)  # ids that have no text

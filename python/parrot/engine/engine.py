@@ -200,6 +200,8 @@ class Engine:
                 self._fail(call, refusal)
 
     def _admit(self) -> None:
+        if not len(self._waiting):
+            return
         room = self.max_batch_size - len(self._running)
         budget = self._max_batch_tokens - sum(call.num_remaining for call in self._running)
         for call, prefix_len in self._waiting.admit(self._running, room, budget):
@@ -288,6 +290,8 @@ class Engine:
 
     def _reply_progress(self, call: EngineCall) -> None:
         """Reply to Fills that are computed, and to the call when it has no more verbs."""
+        if call.output is not None and not call.fills:
+            return  # most calls of most steps
         self._replies += call.take_filled()
         if not call.ended:
             return

@@ -128,7 +128,7 @@ class GraphedDecodes:
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
-        """Compute a step of n sequences with one row each, within the limits: float32 logits [n, vocab] and
+        """Compute a step of n sequences with one row each, within the limits: logits [n, vocab] and
         int64 likeliest ids [n], valid until the next one runs. Raises ValueError for a larger step."""
         n = len(batch.token_ids)
         if not self._limits.hold(needed := StepLimits.of(batch)):

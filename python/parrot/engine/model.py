@@ -34,7 +34,8 @@ class Decoder(Generic[Linear, Rows, Heads]):
     weights: ModelWeights[Linear, Rows]
 
     def forward(self, batch: StepBatch, kv: PagedKV) -> Tensor:
-        """Write K and V of the step's tokens into ``kv``; float32 [m, vocab], logits of ``logit_rows``."""
+        """Write K and V of the step's tokens into ``kv``; [m, vocab], logits of ``logit_rows``
+        in float32 or the model's dtype."""
         return self.run(self.ops.begin(batch, kv))
 
     def run(self, step: DecoderStep[Linear, Rows, Heads]) -> Tensor:
@@ -96,8 +97,8 @@ class DecoderModel:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: PagedKV) -> Tensor:
-        """Compute one step: write K and V of its tokens into ``kv``, return logits of ``batch.logit_rows``,
-        float32 [m, vocab]."""
+        """Compute one step: write K and V of its tokens into ``kv``, return logits of ``batch.logit_rows``:
+        [m, vocab], in float32 or the model's dtype."""
         return self.decoder.forward(batch, kv)
 
 

@@ -23,6 +23,7 @@ from .model import DecoderModel
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+_LATE_IDS = np.arange(-1, -4097, -1, dtype=np.int32)  # of rows 0, 1 ... of the step before
 
 
 @dataclass(slots=True)
@@ -35,10 +36,12 @@ class Work:
     @property
     def token_ids(self) -> Ids:
         """int32 [count], as in :class:`Reservation`."""
-        ids = self.call.ids.view(self.call.num_computed, self.call.num_computed + self.count)
-        if len(ids) == self.count or self.call.pending_row is None:
+        call = self.call
+        ids = call.ids.view(call.num_computed, call.num_computed + self.count)
+        if call.pending_row is None or len(ids) == self.count:
             return ids
-        return np.append(ids, np.int32(-1 - self.call.pending_row))
+        late = _LATE_IDS[call.pending_row : call.pending_row + 1]
+        return late if self.count == 1 else np.concatenate([ids, late])
 
     @property
     def wants_logits(self) -> bool:
@@ -95,14 +98,9 @@ def reserve(tree: ContextTree, work: Sequence[Work]) -> Reservation:
     """Reserve slots for a whole step. Raises OutOfBlocks and then has changed nothing."""
     context_ids = np.array([w.call.context_id for w in work], dtype=np.int64)
     counts = np.array([w.count for w in work], dtype=np.int32)
-    known = token_ids = np.concatenate(
-        [w.call.ids.view(w.call.num_computed, w.call.num_computed + w.count) for w in work], dtype=np.int32
-    )
-    if len(known) < counts.sum():  # the others are on the device
-        token_ids = np.concatenate([w.token_ids for w in work], dtype=np.int32)
-        known = np.maximum(token_ids, 0)
+    token_ids = np.concatenate([w.token_ids for w in work], dtype=np.int32)
     slots = np.empty(len(token_ids), dtype=np.int32)
-    copies = tree.reserve(context_ids, counts, known, slots)
+    copies = tree.reserve(context_ids, counts, np.maximum(token_ids, 0), slots)
     return Reservation(context_ids, counts, token_ids, slots, copies)
 
 

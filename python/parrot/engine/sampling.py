@@ -6,8 +6,10 @@ logits, parameters, seed and position alone: it is the same by itself, in any ba
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -169,7 +171,16 @@ def likeliest_ids(logits: Tensor) -> Tensor:
         found = np.empty(len(logits), np.int64)
         argmax_rows(logits.contiguous().numpy(), found)  # one pass; torch needs two and a mask
         return torch.from_numpy(found)
+    if logits.is_cuda and logits.dtype != torch.float64 and _has_triton():
+        from ..kernels.triton_ids import likeliest_of_rows
+
+        return likeliest_of_rows(logits.contiguous())
     return torch.where(torch.isfinite(logits).all(dim=1), torch.argmax(logits, dim=1), -1)
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def to_list(ids: Tensor) -> list[int | None]:

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .gpu_buffers import StepBuffers, StepViews
-from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages, StepLimits, known_ids
+from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages, StepLimits
 from .paged_prefill import paged_prefill
 from .shared_prefix import Implementation, SharedPrefixAttention
 from .torch_ops import TensorStep
+from .triton_ids import put_known_ids
 from .triton_ops import rms_norm, rope_append, silu_mul
 
 _FIRST_LIMITS = StepLimits(rows=512, sequences=64, blocks=512)  # of buffers that were not reserved; they grow
@@ -97,8 +98,8 @@ class GpuOps:
 
 def _fill_in(views: StepViews, previous_ids: Tensor | None) -> None:
     """Not a part of what is recorded: recording computes more than once, and these ids change with it."""
-    if previous_ids is not None:
-        views.token_ids.copy_(known_ids(views.token_ids, previous_ids))
+    if previous_ids is not None and len(previous_ids):
+        put_known_ids(views.token_ids, previous_ids)
 
 
 class GpuStep(TensorStep):
@@ -161,6 +162,10 @@ class GpuStep(TensorStep):
         """[T, intermediate]."""
         y = F.linear(self._norm(x, norm), up.weight, up.bias)
         return F.relu(y) if self._shape.mlp == "relu" else silu_mul(y)
+
+    def logits(self, x: Tensor, norm: Norm[Tensor], head: Tensor) -> Tensor:
+        """[m, vocab], in the model's dtype: most ids are chosen from them as they are."""
+        return F.linear(self._norm(self._wanted(x), norm), head)
 
     def _norm(self, x: Tensor, norm: Norm[Tensor]) -> Tensor:
         if self._shape.norm == "rms":

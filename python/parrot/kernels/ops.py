@@ -142,7 +142,7 @@ class DecoderStep(Protocol[Linear, Rows, Heads]):
         """Norm, then the first half of the MLP: silu(gate) * up for ``up`` = [gate; up], or relu(up)."""
 
     def logits(self, x: Rows, norm: Norm[Rows], head: Linear) -> Tensor:
-        """Norm and head for the rows of which logits are wanted; float32 [m, vocab]."""
+        """Norm and head for the rows of which logits are wanted: [m, vocab], float32 or the model's dtype."""
 
 
 class DecoderOps(Protocol[Linear, Rows, Heads]):

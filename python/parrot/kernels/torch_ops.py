@@ -66,9 +66,11 @@ class TensorStep(ABC):
 
     def logits(self, x: Tensor, norm: Norm[Tensor], head: Tensor) -> Tensor:
         """float32 [m, vocab]."""
-        if self._rows.logit_rows is not None:
-            x = x.index_select(0, self._rows.logit_rows)
-        return F.linear(self._norm(x, norm), head).float()
+        return F.linear(self._norm(self._wanted(x), norm), head).float()
+
+    def _wanted(self, x: Tensor) -> Tensor:
+        """The rows of which logits are wanted."""
+        return x if self._rows.logit_rows is None else x.index_select(0, self._rows.logit_rows)
 
     @abstractmethod
     def _norm(self, x: Tensor, norm: Norm[Tensor]) -> Tensor:
