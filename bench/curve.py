@@ -34,7 +34,7 @@ def _curve(what: Setting, quick: bool) -> dict[str, Any]:
     length, few, many, repeats = (32, 2, 6, 1) if quick else (512, 4, 36, 3)
     engine = LocalEngine(what)
     cost = calibrate(
-        engine.runner, max_batch_size=what.max_batch_size, max_batch_tokens=what.max_batch_tokens
+        engine.runner, max_batch_size=engine.max_batch_size, max_batch_tokens=engine.max_batch_tokens
     )
     points = []
     for batch in batches:

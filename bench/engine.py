@@ -58,7 +58,6 @@ def setting(model: str, quick: bool) -> Setting:
         DTYPES.get(model, "float16") if on_gpu() else "bfloat16",
         "cuda" if on_gpu() else "cpu",
         cast(Backend, os.environ.get("PARROT_BENCH_BACKEND", "auto")),
-        max_batch_tokens=4096 if on_gpu() else 512,
         num_blocks=256 if quick else None,
     )
 

@@ -14,7 +14,7 @@ import torch
 from parrot.config import Backend
 from parrot.dummy_model import SHAPES, num_control_tokens, write_dummy_model
 from parrot.engine.engine import Engine
-from parrot.engine.memory import choose_num_blocks
+from parrot.engine.memory import choose_batch, choose_num_blocks
 from parrot.engine.model import DecoderModel
 from parrot.engine.overlap import OverlappingEngine
 from parrot.engine.process import num_physical_cores
@@ -35,8 +35,8 @@ class Setting:
     share_prefixes: bool = True
     cuda_graphs: bool = True
     overlap: bool = True  # on a GPU
-    max_batch_size: int = 256
-    max_batch_tokens: int = 4096
+    max_batch_size: int | None = None  # what the engine takes by default
+    max_batch_tokens: int | None = None
     num_blocks: int | None = None
 
 
@@ -62,11 +62,14 @@ class LocalEngine:
         )
         num_blocks = choose_num_blocks(model.config, dtype, device, setting.num_blocks)
         self.vocab_size = model.config.vocab_size
+        self.max_batch_size, self.max_batch_tokens = choose_batch(
+            device, setting.max_batch_size, setting.max_batch_tokens
+        )
         self.runner = ModelRunner.for_engine(
             model,
             num_blocks,
-            max_batch_size=setting.max_batch_size,
-            max_batch_tokens=setting.max_batch_tokens,
+            max_batch_size=self.max_batch_size,
+            max_batch_tokens=self.max_batch_tokens,
             cuda_graphs=setting.cuda_graphs,
         )
         self._random = random.Random(0)
@@ -75,8 +78,8 @@ class LocalEngine:
         self._engine = engine_type(
             self.runner,
             Tokenizer.load(directory),
-            max_batch_size=setting.max_batch_size,
-            max_batch_tokens=setting.max_batch_tokens,
+            max_batch_size=self.max_batch_size,
+            max_batch_tokens=self.max_batch_tokens,
         )
 
     def random_ids(self, count: int) -> list[int]:

@@ -70,6 +70,19 @@ def test_each_gpu_has_an_engine(
     assert devices[1] == [("engine-0", "cuda:2"), ("engine-1", "cuda:1")]
 
 
+def test_a_gpu_that_is_not_here_is_refused_before_anything_starts(
+    managers: list[tuple[ManagerConfig, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("parrot.cli.gpus.num_gpus", lambda: 1)
+    monkeypatch.setattr("parrot.cli.gpus._DRIVER", Path("/nonexistent"))
+    assert call_main(monkeypatch, "serve", "--device", "cuda:5") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: device cuda:5 is not here: this machine shows only cuda:0")
+    assert managers == []
+
+
 @pytest.mark.parametrize("other", [["--engines", "2"], ["--device", "cuda:0"]])
 def test_gpus_stand_in_place_of_engines_and_device(
     other: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

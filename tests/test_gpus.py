@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from parrot.cli.gpus import gpu_devices, num_gpus
+from parrot.cli import gpus
+from parrot.cli.gpus import check_device, gpu_devices, num_gpus
 from parrot.errors import ConfigError, SetupError
 
 
@@ -60,3 +61,23 @@ def test_a_machine_without_any_says_so(three_gpus: Path, monkeypatch: pytest.Mon
         gpu_devices("all")
     monkeypatch.setenv("PATH", "/nowhere")
     assert num_gpus() == 0
+
+
+@pytest.mark.usefixtures("three_gpus")
+def test_a_device_that_is_not_here_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device in ("cpu", "cuda", "cuda:0", "cuda:2"):
+        check_device(device)
+    with pytest.raises(SetupError, match="cuda:3 is not here: this machine shows only cuda:0 to cuda:2"):
+        check_device("cuda:3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(SetupError, match="shows only cuda:0; check nvidia-smi and CUDA_VISIBLE_DEVICES"):
+        check_device("cuda:1")
+
+
+def test_without_its_tools_a_driver_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "nvidiactl")
+    with pytest.raises(SetupError, match="shows no GPU"):
+        check_device("cuda")
+    (tmp_path / "nvidiactl").touch()
+    check_device("cuda")

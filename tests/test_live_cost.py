@@ -159,6 +159,23 @@ def test_memory_is_bounded_and_nonsense_is_ignored() -> None:
     assert live.cost is before
 
 
+def test_what_the_cells_say_gives_way_where_the_start_is_nearer_to_the_newest_steps() -> None:
+    """Steps were other than at the start, and the newest are as at the start again: the fit to all cells, at
+    whatever pace, is some percent off for those, and the model of the start for nearly all cells."""
+    parts = {"base_us": 1.1, "per_sequence_us": 3.0, "per_prefill_token_us": 4.0, "per_kv_token_us": 0.9}
+    fields = {name: getattr(START, name) * factor for name, factor in parts.items()}
+    truth = msgspec.structs.replace(START, **fields)
+    live = live_with(mixed(), lambda _, shape: truth.step_us(*shape), 20 * HELD_OUT)
+    cells, newest = live._known_cells(), [(1, 0, 100), (8, 0, 160_000)] * (HELD_OUT // 2)
+    assert cells is not None
+    judges = live_cost._Steps.of([(np.array([1.0, *shape]), START.step_us(*shape)) for shape in newest])
+    start, now = live_cost.coefficients(START), live._now
+    assert judges.error(now) > 0.03
+    assert 0.25 * cells.error(start) > judges.error(now) + 0.25 * cells.error(now)  # by the score alone
+    live_with(iter(newest), lambda _, shape: START.step_us(*shape), HELD_OUT, noise=0, live=live)
+    assert judges.error(live._now) <= 0.01
+
+
 NUMBERS = st.floats(0, 1e5)
 
 

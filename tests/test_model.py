@@ -231,9 +231,36 @@ def test_auto_is_native_where_the_kernels_can_compute() -> None:
         (torch.float32, cuda, 64),
         (torch.float32, cpu, 24),
     ):
-        assert choose_backend("auto", dtype, device, head_dim) == "torch"
+        if device.type == "cpu":
+            assert choose_backend("auto", dtype, device, head_dim) == "torch"
         with pytest.raises(ConfigError, match=f"cannot compute {dtype} with heads of {head_dim} on {device}"):
             choose_backend("native", dtype, device, head_dim)
+
+
+@pytest.mark.parametrize(
+    ("modules", "capability", "dtype", "head_dim", "expected"),
+    [
+        ({"triton", "parrot._kernels"}, (9, 0), torch.float16, 128, "native"),
+        ({"triton", "parrot._kernels"}, (8, 0), torch.bfloat16, 64, "native"),
+        ({"triton", "parrot._kernels"}, (9, 0), torch.float16, 32, "triton"),
+        ({"triton"}, (9, 0), torch.bfloat16, 128, "triton"),
+        ({"triton", "parrot._kernels"}, (9, 0), torch.float32, 128, "torch"),
+        ({"triton", "parrot._kernels"}, (9, 0), torch.float16, 80, "torch"),
+        ({"triton", "parrot._kernels"}, (7, 5), torch.float16, 128, "torch"),
+        ({"parrot._kernels"}, (9, 0), torch.float16, 128, "torch"),
+    ],
+)
+def test_auto_on_a_gpu_is_the_first_of_native_triton_and_torch_that_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+    modules: set[str],
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    head_dim: int,
+    expected: Backend,
+) -> None:
+    monkeypatch.setattr(backends, "_is_here", lambda module: module in modules)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    assert choose_backend("auto", dtype, torch.device("cuda:0"), head_dim) == expected
 
 
 def test_auto_is_float32_on_a_cpu_and_a_half_on_a_gpu(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Ids on a GPU: the likeliest of a row, and ids of the step before in a step's rows; in Triton's interpreter on
-a machine without a GPU."""
+"""Ids on a GPU: the likeliest of a row, and ids of the step before in a step's rows; in Triton's interpreter
+on a machine without a GPU."""
 
 from __future__ import annotations
 

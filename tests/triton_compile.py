@@ -32,7 +32,14 @@ POINTERS = {
     "token_ids": "*i32",
     "previous_ids": "*i64",
 }
-SCALARS = {"eps": "fp32", "scale_log2": "fp32", "max_blocks": "i32", "size": "i32", "part_size": "i32", "num_rows": "i32"}
+SCALARS = {
+    "eps": "fp32",
+    "scale_log2": "fp32",
+    "max_blocks": "i32",
+    "size": "i32",
+    "part_size": "i32",
+    "num_rows": "i32",
+}
 KERNELS: list[tuple[Any, dict[str, object], dict[str, str]]] = [
     (triton_ops._rms_norm, {"SIZE": 4096, "PADDED": 4096}, {}),
     (triton_ops._silu_mul, {"SIZE": 11008, "TILE": 1024}, {}),

@@ -51,7 +51,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: DType = "auto"  # float32 on a CPU; on a GPU what the model was written in, if it is a half
     dummy_weights: bool = False  # random ones: only the model's configuration and tokenizer are read
-    backend: Backend = "auto"  # whose operations compute the model; auto: native on a CPU, torch elsewhere
+    backend: Backend = "auto"  # whose operations compute the model; auto: native where it can be
     shared_prefix_attention: bool = True  # decodes read a common prefix once (native backend)
     block_size: int = 16
     num_blocks: int | None = None  # None: sized from free memory

@@ -1,12 +1,15 @@
-"""Which GPUs of this machine engines run on: ``--gpus all`` or ``--gpus 0,2``."""
+"""Which GPUs of this machine engines run on: ``--gpus all``, ``--gpus 0,2`` or ``--device cuda:1``."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 from ..errors import ConfigError, SetupError
+
+_DRIVER = Path("/dev/nvidiactl")
 
 
 def gpu_devices(selection: str) -> list[str]:
@@ -31,6 +34,22 @@ def gpu_devices(selection: str) -> list[str]:
         if int(number) >= count:
             raise ConfigError(f"--gpus {selection}: there is no GPU {number}, only {count}", param="gpus")
     return [f"cuda:{int(number)}" for number in numbers]
+
+
+def check_device(device: str) -> None:
+    """Raise :class:`SetupError` for a ``cuda`` or ``cuda:N`` that is not here. Of a driver without its tools
+    nothing is known: the engine will find out."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or (shutil.which("nvidia-smi") is None and _DRIVER.exists()):
+        return
+    count = num_gpus()
+    if int(number or 0) >= count:
+        here = f"only cuda:0 to cuda:{count - 1}" if count > 1 else "only cuda:0" if count else "no GPU"
+        raise SetupError(
+            f"device {device} is not here: this machine shows {here}; check nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES, or choose another --device, such as cpu",
+            param="device",
+        )
 
 
 def num_gpus() -> int:

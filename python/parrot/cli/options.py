@@ -98,7 +98,7 @@ DummyWeights = Annotated[
 ]
 BackendName = Annotated[
     str,
-    typer.Option("--backend", help="native (own kernels), triton, torch, or auto: native on a CPU that can."),
+    typer.Option("--backend", help="native (own kernels), triton, torch, or auto: the first that can."),
 ]
 SharedPrefixAttention = Annotated[
     bool,

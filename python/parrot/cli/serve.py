@@ -10,6 +10,7 @@ import typer
 
 from ..config import EngineConfig, ManagerConfig, SchedulerConfig, check_range
 from ..errors import ConfigError
+from .gpus import check_device, gpu_devices
 from .options import (
     MANAGER_SWITCHES,
     SCHEDULER_SWITCHES,
@@ -53,6 +54,8 @@ def serve(
         )
         for index, device in enumerate(devices)
     ]
+    if engine.simulate is None and gpus is None:
+        check_device(engine.device)
     _run_manager(config, engine_configs, manager.parent_pipe, common.verbose)
 
 
@@ -65,8 +68,6 @@ def _devices(engines: int, device: str, gpus: str | None) -> list[str]:
         raise ConfigError(
             "--gpus says which engines there are; leave out --engines and --device", param="gpus"
         )
-    from .gpus import gpu_devices
-
     return gpu_devices(gpus)
 
 

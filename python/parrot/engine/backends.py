@@ -23,11 +23,17 @@ class _Limits:
     what: str
     lacking: str = ""  # what must be installed or set first
 
+    def hold(self, dtype: torch.dtype, head_dim: int) -> bool:
+        """Whether it can compute this, once it is there."""
+        return dtype in self.dtypes and head_dim in self.head_dims
+
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HALF = (torch.float16, torch.bfloat16)
 _MULTIPLES_OF_16 = frozenset(range(16, 513, 16))
 _POWERS_OF_2 = frozenset({16, 32, 64, 128, 256})
+_BY_SPEED: tuple[Backend, ...] = ("native", "triton")  # on a GPU (docs/engine.md)
+_LEAST_CAPABILITY = (8, 0)  # that the CUDA module is built for, and that computes bfloat16
 
 
 def choose_dtype(requested: DType, device: torch.device, directory: Path) -> torch.dtype:
@@ -46,21 +52,23 @@ def choose_backend(backend: Backend, dtype: torch.dtype, device: torch.device, h
     """``native`` (on a CPU the kernels of ``csrc/kernels/cpu``; on a GPU the CUDA attention of
     ``csrc/kernels`` with Triton around it), ``triton`` (the same without nvcc) or ``torch``.
 
-    ``auto`` is native on a CPU in float32 or bfloat16, unless the kernels know none of its vector
-    instructions or not this head size; elsewhere torch. Raises :class:`ConfigError`, also for a wrong
-    ``PARROT_CPU_ISA``.
+    ``auto`` is native where that is here and knows the dtype and the head size, on a CPU its vector
+    instructions too; on a GPU else triton, by the same rule; else torch. Raises :class:`ConfigError`, also
+    for a wrong ``PARROT_CPU_ISA``.
     """
     try:
         isa = cpu_isa()
     except ValueError as error:
         raise ConfigError(f"{error}; correct or unset it", param="PARROT_CPU_ISA") from None
     if backend == "auto":
+        if device.type == "cuda":
+            return _quickest_on_gpu(dtype, device, head_dim)
         is_native = isa != "scalar" and CpuAttention.supports(head_dim, dtype, device)
         return "native" if is_native else "torch"
     if backend == "torch":
         return backend
     limits = _limits(backend, device)
-    if dtype not in limits.dtypes or head_dim not in limits.head_dims:
+    if not limits.hold(dtype, head_dim):
         raise ConfigError(
             f"backend = {backend!r} cannot compute {dtype} with heads of {head_dim} on {device}; it does "
             f"{limits.what}",
@@ -69,6 +77,16 @@ def choose_backend(backend: Backend, dtype: torch.dtype, device: torch.device, h
     if limits.lacking:
         raise ConfigError(f"backend = {backend!r} on {device} needs {limits.lacking}", param="backend")
     return backend
+
+
+def _quickest_on_gpu(dtype: torch.dtype, device: torch.device, head_dim: int) -> Backend:
+    if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+        return "torch"
+    for backend in _BY_SPEED:
+        limits = _limits(backend, device)
+        if limits.hold(dtype, head_dim) and not limits.lacking:
+            return backend
+    return "torch"
 
 
 def _limits(backend: Backend, device: torch.device) -> _Limits:

@@ -42,7 +42,7 @@ class IdBuffer:
 
     def __init__(self, capacity: int) -> None:
         self._data = np.empty(max(capacity, 16), dtype=np.int32)
-        self.length = 0  # read several times for each call of a step, where len() would take as long as the rest
+        self.length = 0  # what len() gives, for those who ask several times in every step
 
     def __len__(self) -> int:
         return self.length

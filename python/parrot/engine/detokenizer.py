@@ -98,8 +98,8 @@ class OutputText:
         num_unstoppable: int = 0,
         together: int = 1,
     ) -> None:
-        """Text of the first ``num_unstoppable`` ids is no part of a stop string. ``together``: ids are decoded
-        so many at a time, for a text without stop strings that nobody reads as it grows."""
+        """Text of the first ``num_unstoppable`` ids is no part of a stop string. ``together``: so many ids
+        are decoded at a time, of a text without stop strings that nobody reads as it grows."""
         self._stream = TextStream(decode, context)
         self._matcher = StopMatcher(stops)
         self._num_unstoppable = num_unstoppable
@@ -138,14 +138,15 @@ class OutputText:
     def push(self, token_id: int) -> str:
         """Add a generated id; return the text that became final."""
         self._waiting.append(token_id)
-        return self._decode_waiting() if len(self._waiting) == self._together else ""
-
-    def _decode_waiting(self) -> str:
-        token_ids, self._waiting = self._waiting, []
-        return self.push_all(token_ids)
+        return self._decode_waiting() if len(self._waiting) >= self._together else ""
 
     def push_all(self, token_ids: Sequence[int]) -> str:
         """Add several ids at once to a text without stop strings; each is whole when the last one is."""
+        self._waiting += token_ids
+        return self._decode_waiting()
+
+    def _decode_waiting(self) -> str:
+        token_ids, self._waiting = self._waiting, []
         self._num_ids += len(token_ids)
         self._num_open += len(token_ids)
         return self._add(self._stream.push(token_ids))

@@ -124,7 +124,7 @@ class GraphedDecodes:
         self._limits = limits
         self.sizes = decode_sizes(limits.sequences)
         self._recordings: dict[int, Recording] = {}
-        self._ops.reserve(limits)
+        self._ops.reserve(limits, len(kv.k[0]))
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> tuple[Tensor, Tensor]:

@@ -50,9 +50,10 @@ class GpuOps:
         """The row as it is."""
         return row
 
-    def reserve(self, limits: StepLimits) -> None:
-        """Make the buffers of steps within ``limits``; they stay where they are for every such step."""
-        self._buffers = self._make_buffers(limits)
+    def reserve(self, limits: StepLimits, num_blocks: int) -> None:
+        """Make the buffers of steps within ``limits`` on pages of so many blocks; they stay where they are
+        for every such step."""
+        self._buffers = self._make_buffers(limits, num_blocks)
 
     def begin(self, batch: Batch, pages: Pages) -> GpuStep:
         """Plan the attention of decodes and of chunks, and upload all that the step reads."""
@@ -81,7 +82,7 @@ class GpuOps:
             self._buffers = self._make_buffers(self._buffers.limits.grown(limits))
         return self._buffers
 
-    def _make_buffers(self, limits: StepLimits) -> StepBuffers:
+    def _make_buffers(self, limits: StepLimits, num_blocks: int | None = None) -> StepBuffers:
         staging = StepBuffers.stage(limits, self._device)
         attention = SharedPrefixAttention(
             max_requests=limits.sequences,
@@ -90,6 +91,7 @@ class GpuOps:
             num_kv_heads=self.shape.num_kv_heads,
             head_dim=self.shape.head_dim,
             device=self._device,
+            num_blocks=num_blocks,
             implementation=self._implementation,
             staging=staging,
         )
