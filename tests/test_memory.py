@@ -57,7 +57,7 @@ def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "expected"), [(140, (256, 8192)), (40, (256, 4096)), (16, (128, 2048)), (None, (64, 512))]
+    ("gigabytes", "expected"), [(140, (256, 16384)), (40, (256, 4096)), (16, (128, 2048)), (None, (64, 512))]
 )
 def test_the_limits_of_a_step_suit_the_device_unless_they_are_given(
     monkeypatch: pytest.MonkeyPatch, gigabytes: int | None, expected: tuple[int, int]

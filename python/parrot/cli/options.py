@@ -116,7 +116,7 @@ MaxBatchSize = Annotated[
 MaxBatchTokens = Annotated[
     int | None,
     typer.Option(
-        help="Tokens of one step, prefill and decode; by default 512 on a CPU, 2048 to 8192 on a GPU."
+        help="Tokens of one step, prefill and decode; by default 512 on a CPU, 2048 to 16384 on a GPU."
     ),
 ]
 Overlap = Annotated[

@@ -15,7 +15,7 @@ _CPU_SHARE = 0.25  # of available memory: the machine has other tenants
 _CUDA_SHARE = 0.85  # of free memory: the rest is for activations
 _MIN_BLOCKS = 16
 _CPU_BATCH = (64, 512)  # sequences and tokens of a step
-_GPU_BATCHES = ((64, 256, 8192), (24, 256, 4096), (0, 128, 2048))  # from so many GiB on
+_GPU_BATCHES = ((64, 256, 16384), (24, 256, 4096), (0, 128, 2048))  # from so many GiB on
 
 
 def choose_num_blocks(
