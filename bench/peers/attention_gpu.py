@@ -151,10 +151,19 @@ def _fa3(problem: Problem, scale: float) -> Launch:
     return call
 
 
+def _vllm_merge() -> Callable[..., None]:
+    """The merge that vLLM takes where it has its CUDA library, else its Triton one."""
+    if find_spec("vllm._C_stable_libtorch"):
+        from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
+    else:
+        from vllm.v1.attention.ops.triton_merge_attn_states import merge_attn_states
+    merge: Callable[..., None] = merge_attn_states
+    return merge
+
+
 def _fa3_groups(problem: Problem, scale: float, several: bool) -> Launch:
     groups = groups_of(problem, several)
-    from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
-
+    merge = _vllm_merge()
     n = problem.num_requests
     starts = np.cumsum([0] + [group.count for group in groups]).astype(np.int32)
     lens = np.array([len(group.blocks) * BLOCK for group in groups], np.int32)
@@ -166,7 +175,7 @@ def _fa3_groups(problem: Problem, scale: float, several: bool) -> Launch:
     def launch(keys: Tensor, values: Tensor) -> Tensor:
         first, first_sums = prefix(keys, values, return_softmax_lse=True)
         second, second_sums = suffix(keys, values, return_softmax_lse=True)
-        merge_attn_states(output, first, first_sums, second, second_sums)
+        merge(output, first, first_sums, second, second_sums)
         return output
 
     return launch
