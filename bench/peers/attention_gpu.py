@@ -7,6 +7,8 @@ same calls one sequence per group, which vLLM does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +155,9 @@ def _fa3(problem: Problem, scale: float) -> Launch:
 
 def _vllm_merge() -> Callable[..., None]:
     """The merge that vLLM takes where it has its CUDA library, else its Triton one."""
-    if find_spec("vllm._C_stable_libtorch"):
+    with suppress(ImportError):
+        import_module("vllm._C_stable_libtorch")
+    if hasattr(torch.ops._C, "merge_attn_states"):
         from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
     else:
         from vllm.v1.attention.ops.triton_merge_attn_states import merge_attn_states
