@@ -29,6 +29,7 @@ from parrot.engine.graphs import (
 from parrot.engine.model import DecoderModel
 from parrot.engine.overlap import OverlappingEngine
 from parrot.engine.runner import ModelRunner
+from parrot.kernels.gpu_ops import GpuOps
 from parrot.kernels.ops import StepLimits
 from parrot.tokenizer.tokenizer import Tokenizer
 from parrot.wire import EngineStats
@@ -118,6 +119,17 @@ def fill(runner: ModelRunner, seed: int) -> None:
         values = torch.randn(NUM_BLOCKS, *cache.shape[1:], generator=generator)
         cache[:NUM_BLOCKS] = values.to(cache)
         cache[NUM_BLOCKS:] = nan
+
+
+def test_warming_up_also_compiles_what_decodes_do_not_launch(
+    place: Place, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+    monkeypatch.setattr(GpuOps, "compile_prefill", lambda _, pages: compiled.append(pages))
+    runner = place.runner(tiny, recorded=True)
+    assert runner.graphs is not None
+    runner.graphs.warm_up()
+    assert compiled == [runner.kv]
 
 
 def test_sizes_are_those_that_rows_are_padded_to() -> None:

@@ -44,10 +44,17 @@ KERNELS: list[tuple[Any, dict[str, object], dict[str, str]]] = [
     (triton_ops._rms_norm, {"SIZE": 4096, "PADDED": 4096}, {}),
     (triton_ops._silu_mul, {"SIZE": 11008, "TILE": 1024}, {}),
     (triton_ops._rope_append, {**MODEL, "PADDED": 64, "TILE": 16, "HAS_NORMS": True}, {}),
-    (
-        paged_prefill._prefill,
-        {**MODEL, "PADDED": 128, "ROWS": 64, "TILE": 64, "BLOCK": 16},
-        {"block_tables": "*i32"},
+    *(
+        (
+            paged_prefill._prefill,
+            {**MODEL, "PADDED": 128, "ROWS": rows, "TILE": 64, "BLOCK": 16, "WIDE": wide},
+            {"block_tables": "*i32"},
+        )
+        for rows, wide in (
+            (paged_prefill.LOW, False),
+            (paged_prefill.TALL, False),
+            (paged_prefill.TALL, True),
+        )
     ),
     (shared_prefix_triton._attend, {**MODEL, "ROWS": 64, "TILE": 64, "BLOCK": 16}, {"block_tables": "*i32"}),
     (shared_prefix_triton._merge, {"HEADS": 32, "HEAD_DIM": 128}, {}),
@@ -66,8 +73,9 @@ def main() -> None:
                 name: "constexpr" if name in constants else types.get(name, f"*{dtype}")
                 for name in kernel.arg_names
             }
+            rows = int(str(constants.get("ROWS", 64)))
             source = ASTSource(kernel, signature, constexprs=constants)
-            compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4})
+            compiled = triton.compile(source, target=HOPPER, options={"num_warps": max(4, rows // 16)})
             print(kernel.__name__, dtype, compiled.metadata.shared, len(compiled.asm["cubin"]))
 
 

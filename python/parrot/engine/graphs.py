@@ -138,8 +138,10 @@ class GraphedDecodes:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Record all sizes, the largest first, whose memory the others then share."""
+        """Record all sizes, the largest first, whose memory the others then share, and compile what other
+        steps launch besides."""
         started = time.monotonic()
+        self._ops.compile_prefill(self._kv)
         scratch, zero = len(self._kv.k[0]) - 1, torch.zeros(1, dtype=torch.int64)
         batch = StepBatch(
             token_ids=zero,

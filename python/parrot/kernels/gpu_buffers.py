@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .ops import Batch, StepLimits
-from .paged_prefill import ROWS, PrefillPlan, prefill_tiles
+from .paged_prefill import LOW, PrefillPlan, prefill_tiles, tile_rows
 from .shared_prefix import BLOCK_SIZE, SharedPrefixAttention
 from .staging import Staging
 
@@ -53,7 +53,7 @@ class StepBuffers:
             "slots": limits.rows,
             "logit_rows": limits.rows,
             "decode_rows": limits.sequences,
-            "tiles": 4 * (limits.rows // ROWS + limits.sequences),
+            "tiles": 4 * (limits.rows // LOW + limits.sequences),
         }
         return Staging(sizes | SharedPrefixAttention.sections(limits.sequences, limits.blocks), device)
 
@@ -87,7 +87,7 @@ class StepBuffers:
             self.attention.write_plan(tables[decodes], seq_lens[decodes], share=share)
         decode_rows = np.asarray(batch.query_start)[decodes]
         host["decode_rows"][: len(decodes)] = decode_rows
-        num_tiles = self._put_chunks(batch, tables, len(decodes), chunks.tolist())
+        plan = self._put_chunks(batch, tables, len(decodes), chunks.tolist())
         staging.upload("block_tables", len(tables) * self.limits.blocks)
         views = self._views(len(batch.token_ids), len(logit_rows), len(decodes))
         is_first = np.array_equal(decode_rows, np.arange(len(decodes)))
@@ -98,7 +98,7 @@ class StepBuffers:
             views.logit_rows,
             views.num_decodes,
             None if is_first else staging.device["decode_rows"][: len(decodes)],
-            self._chunk_plan(num_tiles) if num_tiles else None,
+            plan,
         )
 
     def _put_rows(self, batch: Batch) -> None:
@@ -106,22 +106,22 @@ class StepBuffers:
             values = _host(getattr(batch, name))
             self._staging.host[name][: len(values)] = values
 
-    def _put_chunks(self, batch: Batch, tables: I32, first_table: int, chunks: Sequence[int]) -> int:
-        """Tiles and tables of the sequences ``chunks``, behind the tables of decodes; how many tiles."""
+    def _put_chunks(
+        self, batch: Batch, tables: I32, first_table: int, chunks: Sequence[int]
+    ) -> PrefillPlan | None:
+        """Tiles and tables of the sequences ``chunks``, behind the tables of decodes; the plan of them."""
         if not chunks:
-            return 0
-        host, limits = self._staging.host, self.limits
-        tiles = prefill_tiles(batch.query_start, batch.seq_lens, chunks, first_table)
+            return None
+        host, device, limits = self._staging.host, self._staging.device, self.limits
+        lengths = [batch.query_start[i + 1] - batch.query_start[i] for i in chunks]
+        rows = tile_rows(lengths, [batch.seq_lens[i] for i in chunks], self.attention.num_heads)
+        tiles = prefill_tiles(batch.query_start, batch.seq_lens, chunks, first_table, rows)
         host["tiles"][: tiles.size] = tiles.ravel()
-        rows = host["block_tables"].reshape(limits.sequences, limits.blocks)
-        rows[first_table : first_table + len(chunks), : tables.shape[1]] = tables[chunks]
-        return len(tiles)
-
-    def _chunk_plan(self, num_tiles: int) -> PrefillPlan:
-        device, limits = self._staging.device, self.limits
+        shape = limits.sequences, limits.blocks
+        last_table = first_table + len(chunks)
+        host["block_tables"].reshape(shape)[first_table:last_table, : tables.shape[1]] = tables[chunks]
         return PrefillPlan(
-            device["tiles"][: 4 * num_tiles].view(num_tiles, 4),
-            device["block_tables"].view(limits.sequences, limits.blocks),
+            device["tiles"][: tiles.size].view(-1, 4), device["block_tables"].view(shape), rows
         )
 
     def _views(self, num_rows: int, num_logits: int | None, num_decodes: int) -> StepViews:

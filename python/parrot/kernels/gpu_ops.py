@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .gpu_buffers import StepBuffers, StepViews
 from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages, StepLimits
-from .paged_prefill import paged_prefill
+from .paged_prefill import compile_prefill, paged_prefill
 from .shared_prefix import Implementation, SharedPrefixAttention
 from .torch_ops import TensorStep
 from .triton_ids import put_known_ids
@@ -54,6 +54,11 @@ class GpuOps:
         """Make the buffers of steps within ``limits`` on pages of so many blocks; they stay where they are
         for every such step."""
         self._buffers = self._make_buffers(limits, num_blocks)
+
+    def compile_prefill(self, pages: Pages) -> None:
+        """Compile the kernels for chunks of prefill now, so that no long prompt waits for it."""
+        keys, values = pages.k[0], pages.v[0]
+        compile_prefill(keys.new_empty(1, self.shape.num_heads, self.shape.head_dim), keys, values)
 
     def begin(self, batch: Batch, pages: Pages) -> GpuStep:
         """Plan the attention of decodes and of chunks, and upload all that the step reads."""
