@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from parrot.engine.call import EngineCall, FillSpan, IdBuffer
+from parrot.engine.call import EngineCall, FillSpan
+from parrot.engine.id_buffer import IdBuffer
 from parrot.errors import InvalidRequest
 from parrot.wire import (
     CallId,
@@ -92,6 +93,14 @@ def test_an_id_buffer_grows_and_shrinks() -> None:
     ids.truncate(3)
     ids.extend(np.array([7], dtype=np.int32))
     assert ids.view().tolist() == [0, 1, 2, 7]
+    for token_id in range(40):
+        ids.append(token_id)
+        assert ids.last == token_id
+    assert ids.view(3).tolist() == [7, *range(40)]
+    small = IdBuffer(0)
+    for token_id in range(40):
+        small.append(token_id)
+    assert small.view().tolist() == list(range(40))
 
 
 def test_fills_before_a_generate_are_entered_together() -> None:

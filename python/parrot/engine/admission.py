@@ -22,6 +22,11 @@ def num_blocks_for(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK_SIZE)
 
 
+def _missing_blocks(call: EngineCall) -> int:
+    """Blocks that a call has not taken yet for the ids it has."""
+    return num_blocks_for(call.ids.length) - num_blocks_for(call.num_computed)
+
+
 def common_prefix(first: Ids, second: Ids) -> int:
     """Length of the longest common prefix."""
     length = min(len(first), len(second))
@@ -96,18 +101,22 @@ class WaitingQueue:
         At most ``max_calls``, and no more once they bring ``max_tokens`` tokens to compute. The first call
         whose blocks do not fit ends the pass, so that it cannot be starved by smaller ones behind it.
         """
+        if not self._calls or max_calls <= 0 or max_tokens <= 0:
+            return []
         active = list(running)
+        promised = sum(map(_missing_blocks, active))
         admitted: list[tuple[EngineCall, int]] = []
         for call in self._calls[:_LOOK_AHEAD]:
             if len(admitted) >= max_calls or max_tokens <= 0:
                 break
             if self.is_being_computed(call, active):
                 continue
-            prefix_len = self._open(call, active)
+            prefix_len = self._open(call, len(active), promised)
             if prefix_len is None:
                 break
             call.num_computed = prefix_len
             active.append(call)
+            promised += _missing_blocks(call)
             admitted.append((call, prefix_len))
             max_tokens -= len(call.ids) - prefix_len
         taken = {call.call_id for call, _ in admitted}
@@ -128,28 +137,27 @@ class WaitingQueue:
         wanted = (min(common_cacheable(call, other), len(ids)) for other in sharers)
         return any(length - cached >= HOLD_TOKENS for length in wanted)
 
-    def _open(self, call: EngineCall, active: Sequence[EngineCall]) -> int | None:
+    def _open(self, call: EngineCall, num_active: int, promised: int) -> int | None:
         """Open the context if its blocks fit; the length of its cached prefix, or None.
 
         Half-open token ranges, and who pays for their blocks:
             [0, prefix)                shared with the cache, held from now on, freed by whoever is last
             [prefix, len(ids))         this call's own, taken step by step
-            the same of active calls   what they have not taken yet (``promised``)
+            the same of active calls   what they have not taken yet: ``promised`` blocks
             one block per active call  watermark: each may need a next one soon
         """
         ids = call.ids.view()
         max_prefix = call.max_cached
         cached = self._tree.pending_prefix(call.domain, ids[:max_prefix], min(call.public_len, max_prefix))
-        promised = sum(num_blocks_for(len(c.ids)) - num_blocks_for(c.num_computed) for c in active)
-        wanted = num_blocks_for(len(ids)) - cached // BLOCK_SIZE + promised + len(active)
+        wanted = num_blocks_for(len(ids)) - cached // BLOCK_SIZE + promised + num_active
         room = self._num_available() - wanted
-        if active and (room < 0 or self._no_room == (call.call_id, room)):
+        if num_active and (room < 0 or self._no_room == (call.call_id, room)):
             return None
         if call.has_context:  # preempted: what it left in the cache is found by content
             self._tree.free(call.context_id)
         prefix_len = self._tree.open(call.context_id, call.domain, ids, max_prefix, call.public_len)
         call.has_context = True
-        if active and wanted > self._num_available():  # the prefix itself is no longer evictable
+        if num_active and wanted > self._num_available():  # the prefix itself is no longer evictable
             self._tree.release(call.context_id)
             self._no_room = (call.call_id, room)
             return None

@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..errors import EngineError, InvalidRequest
 from ..wire import (
     PUBLIC_DOMAIN,
@@ -29,41 +27,13 @@ from ..wire import (
 )
 from .detokenizer import Decode, OutputText
 from .grammar import Matcher
+from .id_buffer import IdBuffer
 from .logprobs import PromptLog
 from .sampling import OutputState, check_sampling
 
 Encode = Callable[[str], Ids]
 _CONTEXT_IDS = 8  # ids before an output that its decoder may look at
 _DECODED_TOGETHER = 32  # ids of a text that is wanted at its end only
-
-
-class IdBuffer:
-    """A growing int32 array."""
-
-    def __init__(self, capacity: int) -> None:
-        self._data = np.empty(max(capacity, 16), dtype=np.int32)
-        self.length = 0  # what len() gives, for those who ask several times in every step
-
-    def __len__(self) -> int:
-        return self.length
-
-    def view(self, start: int = 0, end: int | None = None) -> Ids:
-        """``ids[start:end]`` without a copy, valid until the next change."""
-        return self._data[start : self.length if end is None else min(end, self.length)]
-
-    def extend(self, ids: Ids | Sequence[int]) -> None:
-        """Append ids."""
-        end = self.length + len(ids)
-        if end > len(self._data):
-            grown = np.empty(2 * end, dtype=np.int32)
-            grown[: self.length] = self.view()
-            self._data = grown
-        self._data[self.length : end] = ids
-        self.length = end
-
-    def truncate(self, length: int) -> None:
-        """Drop the ids from ``length`` on."""
-        self.length = min(self.length, length)
 
 
 @dataclass(slots=True)
@@ -110,6 +80,9 @@ class Output:
             sampling, self.start, context, self.end_ids, constrained=sampling.grammar is not None
         )
         self._num_logged = 0  # logprobs that take_logprobs() has given
+        looks_back = sampling.grammar is not None or self.state.is_penalised or self.state.log is not None
+        # Nothing of the next id's sampling needs this one on the host, and its text cannot end it.
+        self.may_be_late = not (looks_back or sampling.stop or sampling.min_tokens)
 
     def take_logprobs(self) -> Logprobs | None:
         """Log-probabilities, if asked for, of the ids that are whole in the final text and were not taken
@@ -278,12 +251,13 @@ class EngineCall:
 
     def _append(self, output: Output, token_id: int) -> None:
         output.num_generated += 1
-        self.ids.extend((token_id,))
+        self.ids.append(token_id)
         output.text.push(token_id)
 
     def accept(self, output: Output, token_id: int, now_us: int) -> tuple[str, FinishReason | None]:
         """Take a sampled id, and those that a grammar lets follow without a choice, into the running
-        Generate: the text that became final, and why it ends if it does. An id that ends it is not kept.
+        Generate: the text that became final, if it is streamed, and why it ends if it does. An id that ends
+        it is not kept.
 
         Raises :class:`InvalidRequest` if the grammar turns out to be too complex to follow."""
         output.first_token_us = output.first_token_us or now_us
@@ -303,7 +277,7 @@ class EngineCall:
         if reason is not None and not output.text.stopped:
             output.text.finish()
             reason = "stop" if output.text.stopped else reason
-        return output.text.take(), reason
+        return output.text.take() if self.stream else "", reason
 
     def _follow(self, output: Output, matcher: Matcher, token_id: int) -> bool:
         """Append the ids that a grammar lets follow without a choice; whether the text is complete then."""

@@ -100,7 +100,7 @@ class OverlappingEngine(Engine):
         self._settle()
         kept = [w for w in work if w.call.call_id not in late or w.call.call_id in self._ahead]
         self._launched = self._commit(kept, sampled, ids)
-        if all(_may_be_late(output) for _, output in sampled):
+        if all(output.may_be_late for _, output in sampled):
             self._expect_ids(sampled)
         else:
             self._settle()
@@ -110,8 +110,8 @@ class OverlappingEngine(Engine):
     ) -> _Launched:
         late = list(self._ahead.values())
         self._ahead = {}
-        last_ids = [w.call.ids.view(len(w.call.ids) - 1) for w in late]
-        self.tree.set_last_tokens(_contexts(late), np.concatenate([np.empty(0, np.int32), *last_ids]))
+        last_ids = np.array([w.call.ids.last for w in late], dtype=np.int32)
+        self.tree.set_last_tokens(_contexts(late), last_ids)
         self.tree.commit(context_ids := _contexts(work))
         self.counters.shared_decodes = self._runner.num_shared_decodes
         expected = 0.0 if self._cost_model is None else expected_us(self._cost_model, work)
@@ -168,13 +168,6 @@ class OverlappingEngine(Engine):
 
     def _is_live(self, call: EngineCall) -> bool:
         return self._live.get(call.call_id) is call
-
-
-def _may_be_late(output: Output) -> bool:
-    """Whether nothing of the next id's sampling needs this one on the host, and its text cannot end it."""
-    sampling, state = output.sampling, output.state
-    looks_back = output.matcher is not None or state.is_penalised or state.log is not None
-    return not (looks_back or sampling.stop or sampling.min_tokens)
 
 
 def _contexts(work: Sequence[Work]) -> I64:

@@ -58,7 +58,11 @@ class Work:
 def choose_work(running: Iterable[EngineCall], budget: int) -> list[Work]:
     """Every decode, then prefill chunks, the earliest application first, up to so many tokens."""
     work: list[Work] = []
-    for call in sorted(running, key=lambda call: call.num_remaining > 1):
+    decodes: list[EngineCall] = []
+    chunks: list[EngineCall] = []
+    for call in running:
+        (chunks if call.num_remaining > 1 else decodes).append(call)
+    for call in decodes + chunks:
         count = min(call.num_computable, budget)
         if count > 0:
             work.append(Work(call, count))
