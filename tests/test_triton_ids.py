@@ -50,7 +50,8 @@ def test_no_rows_have_no_ids() -> None:
 def test_ids_of_the_step_before_are_put_in_place(num_rows: int) -> None:
     generator = torch.Generator().manual_seed(num_rows)
     token_ids = torch.randint(-4, 30_000, (num_rows,), generator=generator, dtype=torch.int32)
-    token_ids[-1] = -2
+    late = torch.tensor([-2, -3, -4, -1], dtype=torch.int32)[:num_rows]  # -3 is of a row that has no id
+    token_ids[-len(late) :] = late
     token_ids = token_ids.to(DEVICE)
     previous_ids = torch.tensor([11, 22, -1, 150_000], device=DEVICE)
     expected = known_ids(token_ids, previous_ids)
