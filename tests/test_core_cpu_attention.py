@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.attention_case import BLOCK, Case, Tree, view, widened
+from tests.attention_case import BLOCK, Case, Tree, to_bfloat16, view, widened
 
 from parrot import _core
 
@@ -172,6 +172,19 @@ def test_large_scores_do_not_overflow(isa: str) -> None:
     case = Case(STEPS["mixed"], 4, 2, 64, "float32")
     case.query *= 300  # before the reference is computed
     assert case.error(case.run(num_threads=2)) < 1e-4
+
+
+@pytest.mark.parametrize("growth", [1.15, 1.6])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_scores_may_rise_from_tile_to_tile(isa: str, dtype: str, growth: float) -> None:
+    """By less than what a row's reference lets pass, which adds up, and by more."""
+    case = Case(sharing(512, [3, 20, 70]), 6, 2, 64, dtype)
+    keys = widened(case.keys)
+    for i, page in enumerate(case.tables[0, : 512 // BLOCK]):
+        keys[page] *= growth ** (i * BLOCK // 64)
+    case.keys = to_bfloat16(keys) if dtype == "bfloat16" else keys.astype(np.float32)
+    for share in (True, False):
+        assert case.error(case.run(num_threads=2, share=share)) < max(TOLERANCE[dtype], 5e-5)
 
 
 def test_a_nan_in_the_query_stays_in_its_row(isa: str) -> None:

@@ -77,8 +77,8 @@ void PagedAttention::allocate() {
     const auto d = static_cast<size_t>(shape_.head_dim);
     const auto states = static_cast<size_t>(work_.max_states);
     const auto partials = static_cast<size_t>(work_.num_partials) * static_cast<size_t>(shape_.num_heads);
-    scratch_floats_ =
-        2 * kTileTokens * d + kMaxTileRows * kTileTokens + 2 * states * d + 2 * round_to_line(states);
+    scratch_floats_ = 2 * kTileTokens * d + kMaxTileRows * kTileTokens + 2 * states * d +
+                      round_to_line(states) + states * kSumLanes;
     const size_t numerators = partials * d, max_sums = round_to_line(2 * partials);
     const size_t needed = numerators + max_sums + static_cast<size_t>(num_threads_) * scratch_floats_;
     if (needed > capacity_) {
@@ -104,8 +104,8 @@ AttentionScratch PagedAttention::scratch(int thread) const {
     take(result.scores, size_t{kMaxTileRows} * kTileTokens);
     take(result.query, states * d);
     take(result.output, states * d);
-    take(result.max, round_to_line(states));
-    take(result.sum, round_to_line(states));
+    take(result.reference, round_to_line(states));
+    take(result.sum, states * kSumLanes);
     return result;
 }
 
@@ -124,19 +124,26 @@ void PagedAttention::run(const AttentionCall& call) {
     parallel(num_threads_, [&](int thread) {
         const AttentionScratch own = scratch(thread);
         for (int64_t i; counter.next(i);) {
-            run_item(kernels, tensors, work_.items[static_cast<size_t>(i)], own);
+            run_item(kernels, tensors, static_cast<size_t>(i), own);
         }
     });
 }
 
-void PagedAttention::run_item(const AttentionKernels& kernels, const AttentionTensors& tensors,
-                              const AttentionWorkItem& item, const AttentionScratch& scratch) {
-    const AttentionItem range{item.block_table, item.begin,
-                              item.end,         &work_.members[static_cast<size_t>(item.first_member)],
-                              item.num_members, item.head_begin,
-                              item.head_end};
-    kernels.attend(tensors, range, partials_, scratch);
-    merge_finished(kernels, tensors, item);
+void PagedAttention::run_item(const AttentionKernels& kernels, const AttentionTensors& tensors, size_t index,
+                              const AttentionScratch& scratch) {
+    const size_t following = index + static_cast<size_t>(num_threads_);  // where threads take turns
+    const bool is_last = following >= work_.items.size();
+    const AttentionItem now = describe(work_.items[index]);
+    const AttentionItem next = is_last ? AttentionItem{} : describe(work_.items[following]);
+    kernels.attend(tensors, now, is_last ? nullptr : &next, partials_, scratch);
+    merge_finished(kernels, tensors, work_.items[index]);
+}
+
+AttentionItem PagedAttention::describe(const AttentionWorkItem& item) const {
+    return {item.block_table, item.begin,
+            item.end,         &work_.members[static_cast<size_t>(item.first_member)],
+            item.num_members, item.head_begin,
+            item.head_end};
 }
 
 // Merges the units of which this item was the last: in the order of their parts, whoever does it.

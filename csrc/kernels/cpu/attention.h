@@ -52,8 +52,9 @@ class PagedAttention {
     std::unique_lock<std::mutex> claim();
     void allocate();
     AttentionScratch scratch(int thread) const;
-    void run_item(const AttentionKernels& kernels, const AttentionTensors& tensors,
-                  const AttentionWorkItem& item, const AttentionScratch& scratch);
+    void run_item(const AttentionKernels& kernels, const AttentionTensors& tensors, size_t index,
+                  const AttentionScratch& scratch);
+    AttentionItem describe(const AttentionWorkItem& item) const;
     void merge_finished(const AttentionKernels& kernels, const AttentionTensors& tensors,
                         const AttentionWorkItem& item);
 

@@ -21,6 +21,9 @@ struct Avx2 {
     static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
     static Reg max(Reg a, Reg b) { return _mm256_max_ps(a, b); }
     static Reg fmadd(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+    static bool any_above(Reg x, float y) {
+        return _mm256_movemask_ps(_mm256_cmp_ps(x, set1(y), _CMP_GT_OQ)) != 0;
+    }
     static float first(Reg x) { return _mm256_cvtss_f32(x); }
 
     static float hmax(Reg x) {

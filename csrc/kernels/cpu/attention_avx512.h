@@ -24,6 +24,7 @@ struct Avx512 {
     static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
     static Reg fmadd(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
     static float first(Reg x) { return _mm512_cvtss_f32(x); }
+    static bool any_above(Reg x, float y) { return _mm512_cmp_ps_mask(x, set1(y), _CMP_GT_OQ) != 0; }
     static float hmax(Reg x) { return _mm512_reduce_max_ps(x); }
     static float hsum(Reg x) { return _mm512_reduce_add_ps(x); }
 
@@ -36,17 +37,15 @@ struct Avx512 {
     // 2^x = 2^n * 2^f with f in [-1/2, 1/2]; the polynomial is within 8e-8 of 2^f. 0 below 2^-100: products
     // with smaller weights would be denormal, which takes a hundred cycles.
     static Reg exp2(Reg x) {
-        const Reg least = set1(-100);
-        const Reg clamped = _mm512_max_ps(least, x);  // in this order a NaN stays one
-        const Reg n = _mm512_roundscale_ps(clamped, 0);
-        const Reg f = _mm512_sub_ps(clamped, n);
+        const Reg n = _mm512_roundscale_ps(x, 0);
+        const Reg f = _mm512_sub_ps(x, n);  // a NaN for -inf, which the mask takes out
         Reg p = set1(1.3276457e-3f);
         p = fmadd(p, f, set1(9.6755419e-3f));
         p = fmadd(p, f, set1(5.5507135e-2f));
         p = fmadd(p, f, set1(2.4022120e-1f));
         p = fmadd(p, f, set1(6.9314694e-1f));
         p = fmadd(p, f, set1(1.0000001f));
-        return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), p, n);
+        return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, set1(-100), _CMP_NLT_UQ), p, n);
     }
 
     static Reg load_bf16(const uint16_t* from) {

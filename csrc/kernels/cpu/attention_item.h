@@ -11,9 +11,9 @@ namespace parrot::cpu {
 template <class V, class T>
 class AttentionItemKernel {
   public:
-    static void attend(const AttentionTensors& tensors, const AttentionItem& item,
+    static void attend(const AttentionTensors& tensors, const AttentionItem& item, const AttentionItem* next,
                        const AttentionPartials& partials, const AttentionScratch& scratch) {
-        AttentionItemKernel(tensors, item, partials, scratch).run();
+        AttentionItemKernel(tensors, item, next, partials, scratch).run();
     }
 
     static void merge(const AttentionTensors& tensors, const AttentionPartials& partials, int32_t first,
@@ -32,10 +32,11 @@ class AttentionItemKernel {
     // Scores are products of bfloat16 pairs: queries are kept as they are, and scores scaled instead of them.
     static constexpr bool kPairs = V::kDotsPairs && sizeof(T) == sizeof(uint16_t);
 
-    AttentionItemKernel(const AttentionTensors& tensors, const AttentionItem& item,
+    AttentionItemKernel(const AttentionTensors& tensors, const AttentionItem& item, const AttentionItem* next,
                         const AttentionPartials& partials, const AttentionScratch& scratch)
         : t_(tensors),
           item_(item),
+          next_(next),
           partials_(partials),
           s_(scratch),
           group_(tensors.num_heads / tensors.num_kv_heads),
@@ -70,8 +71,9 @@ class AttentionItemKernel {
         }
         const int64_t states = int64_t(item_.head_end - item_.head_begin) * rows_;
         for (int64_t i = 0; i < states; ++i) {
-            s_.max[i] = -Tile::kInfinity;
-            s_.sum[i] = 0;
+            s_.reference[i] = -Tile::kInfinity;
+            for (int lane = 0; lane < kSumLanes; lane += W)
+                V::store(s_.sum + i * kSumLanes + lane, V::zero());
         }
     }
 
@@ -86,40 +88,48 @@ class AttentionItemKernel {
     }
 
     // The offset in elements of a token of the cache.
-    int64_t offset(int32_t position, int32_t head) const {
-        const int64_t block = item_.block_table[position / kBlockTokens];
+    int64_t offset(const AttentionItem& item, int32_t position, int32_t head) const {
+        const int64_t block = item.block_table[position / kBlockTokens];
         return (block * kBlockTokens + position % kBlockTokens) * token_stride_ + int64_t(head) * t_.head_dim;
     }
 
-    // Where the tile's keys or values lie, and those of the tile after it: the next head's, or the next
-    // tokens'. A block that does not exist is replaced by one that does.
+    // Where the tile's keys or values lie, and those of the tile after it: the next head's, the next tokens',
+    // or the next item's. A block that does not exist is replaced by one that does.
     TileBlocks<T> blocks(const void* cache, int32_t begin, int32_t head) const {
         const bool last_head = head + 1 == item_.head_end;
-        const int32_t next_begin = last_head ? begin + kTileTokens : begin;
-        const int32_t next_head = last_head ? item_.head_begin : head + 1;
+        int32_t next_begin = last_head ? begin + kTileTokens : begin;
+        int32_t next_head = last_head ? item_.head_begin : head + 1;
+        const AttentionItem* next_item = &item_;
+        if (next_begin >= item_.end && next_ != nullptr) {
+            next_item = next_;
+            next_begin = next_->begin;
+            next_head = next_->head_begin;
+        }
         TileBlocks<T> result;
         result.stride = token_stride_;
         for (int i = 0; i < kTileTokens / kBlockTokens; ++i) {
             const int32_t now = begin + i * kBlockTokens, next = next_begin + i * kBlockTokens;
-            result.now[i] = static_cast<const T*>(cache) + offset(now < item_.end ? now : begin, head);
+            const T* from = static_cast<const T*>(cache);
+            result.now[i] = from + offset(item_, now < item_.end ? now : begin, head);
             result.next[i] =
-                next < item_.end ? static_cast<const T*>(cache) + offset(next, next_head) : result.now[i];
+                next < next_item->end ? from + offset(*next_item, next, next_head) : result.now[i];
         }
         return result;
     }
 
     void run_tile(int32_t begin, int tokens, int32_t head) {
         const TileBlocks<T> keys = blocks(t_.keys, begin, head), values = blocks(t_.values, begin, head);
+        const bool few_rows = rows_ <= kMaxTileRows;
         for (int i = 0; i < tokens; i += kBlockTokens) {
-            const int block = i / kBlockTokens;
+            const T* from = keys.now[i / kBlockTokens];
+            const T* next = few_rows ? keys.next[i / kBlockTokens] : from;
             if constexpr (kPairs) {
-                Tile::pack_key_pairs(keys.now[block], keys.next[block], token_stride_, t_.head_dim,
-                                     s_.keys + i);
+                Tile::pack_key_pairs(from, next, token_stride_, t_.head_dim, s_.keys + i);
             } else {
-                Tile::pack_keys(keys.now[block], keys.next[block], token_stride_, t_.head_dim, s_.keys + i);
+                Tile::pack_keys(from, next, token_stride_, t_.head_dim, s_.keys + i);
             }
         }
-        if (rows_ <= kMaxTileRows) {
+        if (few_rows) {
             attend_rows(begin, tokens, head, 0, rows_, values);
             return;
         }
@@ -127,6 +137,10 @@ class AttentionItemKernel {
         const TileRows packed{s_.values, t_.head_dim};
         const int blocks = (rows_ + kMaxTileRows - 1) / kMaxTileRows;  // of rows, as even as they divide
         for (int i = 0; i < blocks; ++i) {
+            // The next tile arrives beside the products of this one.
+            const int first = kTileTokens * i / blocks, last = kTileTokens * (i + 1) / blocks;
+            keys.ask(first, last, t_.head_dim);
+            values.ask(first, last, t_.head_dim);
             const int row = rows_ * i / blocks;
             attend_rows(begin, tokens, head, row, rows_ * (i + 1) / blocks - row, packed);
         }
@@ -137,29 +151,36 @@ class AttentionItemKernel {
     void attend_rows(int32_t begin, int tokens, int32_t head, int row, int count, const Values& values) {
         const int64_t d = t_.head_dim, state = int64_t(head - item_.head_begin) * rows_ + row;
         const int columns = (tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
-        float shrink[16] = {};
         int limits[kMaxTileRows];
         for (int r = 0; r < count; ++r) {
             const int32_t visible = item_.members[(row + r) / group_].visible - begin;
             limits[r] = visible < tokens ? visible : tokens;
         }
         const TileRows keys{s_.keys, kTileTokens};
-        Tile::template product<kPairs>(count, kPairs ? t_.head_dim / 2 : t_.head_dim, s_.query + state * d, d,
-                                       keys, s_.scores, kTileTokens, columns, nullptr);
-        Tile::template raise_max<kPairs>(count, s_.scores, columns, limits, t_.scale, s_.max + state, shrink);
-        Tile::weigh(count, s_.scores, columns, s_.max + state, shrink, s_.sum + state);
-        Tile::product(count, tokens, s_.scores, kTileTokens, values, s_.output + state * d, d, t_.head_dim,
-                      shrink);
+        float* output = s_.output + state * d;
+        Tile::template product<kPairs, false>(count, kPairs ? t_.head_dim / 2 : t_.head_dim,
+                                              s_.query + state * d, d, keys, s_.scores, kTileTokens, columns);
+        const typename Tile::Softmax softmax{s_.reference + state, s_.sum + state * kSumLanes, output,
+                                             kPairs ? t_.scale : 1, t_.head_dim};
+        softmax.weigh(count, s_.scores, columns, limits);
+        Tile::template product<false, true>(count, tokens, s_.scores, kTileTokens, values, output, d,
+                                            t_.head_dim);
     }
 
     void store_head(int32_t head) {
         for (int32_t m = 0; m < item_.num_members; ++m) {
             for (int32_t g = 0; g < group_; ++g) {
                 const int64_t state = int64_t(head - item_.head_begin) * rows_ + m * group_ + g;
-                store_row(item_.members[m], head * group_ + g, s_.output + state * t_.head_dim, s_.max[state],
-                          s_.sum[state]);
+                store_row(item_.members[m], head * group_ + g, s_.output + state * t_.head_dim,
+                          s_.reference[state], sum_of(s_.sum + state * kSumLanes));
             }
         }
+    }
+
+    static float sum_of(const float* lanes) {
+        Reg total = V::load(lanes);
+        for (int i = W; i < kSumLanes; i += W) total = V::add(total, V::load(lanes + i));
+        return V::hsum(total);
     }
 
     void store_row(const AttentionMember& member, int32_t head, const float* from, float max, float sum) {
@@ -189,22 +210,26 @@ class AttentionItemKernel {
             if (part_max > max) max = part_max;
         }
         for (int32_t p = 0; p < num_parts; ++p) {
-            sum += power(partials.max_sums[2 * index(p)] - max) * partials.max_sums[2 * index(p) + 1];
+            float& weight = partials.max_sums[2 * index(p)];
+            weight = power(weight - max);
+            sum += weight * partials.max_sums[2 * index(p) + 1];
         }
+        const Reg factor = V::set1(1 / sum);
         for (int32_t d = 0; d < tensors.head_dim; d += 16) {
             Reg total[16 / W];
             for (Reg& reg : total) reg = V::zero();
             for (int32_t p = 0; p < num_parts; ++p) {
-                const Reg weight = V::set1(power(partials.max_sums[2 * index(p)] - max) / sum);
+                const Reg weight = V::set1(partials.max_sums[2 * index(p)]);
                 const float* from = partials.numerators + index(p) * tensors.head_dim + d;
                 for (int i = 0; i < 16 / W; ++i) total[i] = V::fmadd(weight, V::load(from + i * W), total[i]);
             }
-            for (int i = 0; i < 16 / W; ++i) Tile::store(output + d + i * W, total[i]);
+            for (int i = 0; i < 16 / W; ++i) Tile::store(output + d + i * W, V::mul(factor, total[i]));
         }
     }
 
     const AttentionTensors& t_;
     const AttentionItem& item_;
+    const AttentionItem* const next_;
     const AttentionPartials& partials_;
     const AttentionScratch& s_;
     const int32_t group_;

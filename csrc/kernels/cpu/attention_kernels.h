@@ -52,20 +52,23 @@ struct AttentionItem {
 
 // Floats that attend() needs for one item: [heads][rows] of state, where rows = members * group size.
 struct AttentionScratch {
-    float* keys;    // [head_dim, 64]: a tile, transposed
-    float* values;  // [64, head_dim]
-    float* scores;  // [kMaxTileRows, 64]
-    float* query;   // [heads, rows, head_dim]
-    float* output;  // [heads, rows, head_dim]
-    float* max;     // [heads, rows]
-    float* sum;     // [heads, rows]
+    float* keys;       // [head_dim, 64]: a tile, transposed
+    float* values;     // [64, head_dim]
+    float* scores;     // [kMaxTileRows, 64]
+    float* query;      // [heads, rows, head_dim]
+    float* output;     // [heads, rows, head_dim]
+    float* reference;  // [heads, rows]: what the weights are relative to
+    float* sum;        // [heads, rows, kSumLanes]
 };
 inline constexpr int kMaxTileRows = 6;
+inline constexpr int kSumLanes = 16;  // a row's sum of weights, as a vector
 
 struct AttentionKernels {
-    void (*attend)(const AttentionTensors&, const AttentionItem&, const AttentionPartials&,
-                   const AttentionScratch&);
+    // `next`, null if there is none, is what the thread is expected to do afterwards: it is asked for.
+    void (*attend)(const AttentionTensors&, const AttentionItem&, const AttentionItem* next,
+                   const AttentionPartials&, const AttentionScratch&);
     // Merges `num_parts` partial rows, `part_stride` apart from `first` on, into row `row` of the output.
+    // What is there of each part's maximum becomes its weight.
     void (*merge)(const AttentionTensors&, const AttentionPartials&, int32_t first, int32_t part_stride,
                   int32_t num_parts, int32_t row);
 };

@@ -37,6 +37,9 @@ struct Scalar {
         return each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
     }
     static float first(Reg x) { return x.lane[0]; }
+    static bool any_above(Reg x, float y) {
+        return x.lane[0] > y || x.lane[1] > y || x.lane[2] > y || x.lane[3] > y;
+    }
     static float hmax(Reg x) {
         const float a = x.lane[0] > x.lane[1] ? x.lane[0] : x.lane[1];
         const float b = x.lane[2] > x.lane[3] ? x.lane[2] : x.lane[3];

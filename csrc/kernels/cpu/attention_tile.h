@@ -4,6 +4,7 @@
 //   zero() set1(x) load(float*) store(float*, Reg) add mul max fmadd(a, b, c) = a * b + c
 //   exp2(Reg): 0 for -inf      keep_first(Reg, n): lanes from n on become -inf
 //   first(Reg): lane 0         hmax(Reg), hsum(Reg)      transpose(Reg (&)[kWidth])
+//   any_above(Reg, float): whether a lane is greater
 //   load_bf16(uint16_t*), store_bf16(uint16_t*, Reg), load_pairs(uint16_t*): two elements in each lane
 //   kDotsPairs: whether it has dot_pairs(a, b, c) = c + a.low * b.low + a.high * b.high by 32-bit lane, and
 //   load_half_pairs(uint16_t*), zero in the upper lanes
@@ -35,13 +36,24 @@ struct TileBlocks {
     const T* next[kTileTokens / kBlockTokens];
     int64_t stride;  // between tokens
 
+    const T* at(int token, int column) const {
+        return now[token / kBlockTokens] + token % kBlockTokens * stride + column;
+    }
+
     const T* row(int token, int column) const {
-        const int64_t at = token % kBlockTokens * stride + column;
-        const T* ahead = next[token / kBlockTokens] + at;
         if (column % 64 == 0) {
+            const T* ahead = next[token / kBlockTokens] + token % kBlockTokens * stride + column;
             for (int i = 0; i < 64; i += 64 / int(sizeof(T))) __builtin_prefetch(ahead + i, 0, 2);
         }
-        return now[token / kBlockTokens] + at;
+        return at(token, column);
+    }
+
+    // Asks for tokens [first, last) of the next tile.
+    void ask(int first, int last, int head_dim) const {
+        for (int token = first; token < last; ++token) {
+            const T* ahead = next[token / kBlockTokens] + token % kBlockTokens * stride;
+            for (int d = 0; d < head_dim; d += 64 / int(sizeof(T))) __builtin_prefetch(ahead + d, 0, 2);
+        }
     }
 };
 
@@ -57,19 +69,18 @@ struct AttentionTile {
 
     // --- products -----------------------------------------------------------------------------------------
 
-    // c[R, N vectors] = a[R, depth] x b[depth, .], plus c times each row's `shrink` if given. The
-    // accumulators stay in registers; loops over them are unrolled early, or GCC keeps a copy of the array in
-    // memory. kPairs: the elements of a and b are pairs of bfloat16.
-    template <bool kPairs, int R, int N, class B>
+    // c[R, N vectors] = a[R, depth] x b[depth, .], plus c where kAdds. The accumulators stay in registers;
+    // loops over them are unrolled early, or GCC keeps a copy of the array in memory. kPairs: the elements of
+    // a and b are pairs of bfloat16.
+    template <bool kPairs, bool kAdds, int R, int N, class B>
     static void product_block(int depth, const float* a, int64_t lda, const B& b, int column, float* c,
-                              int64_t ldc, const float* shrink) {
+                              int64_t ldc) {
         Reg acc[R][N];
         PARROT_UNROLL
         for (int r = 0; r < R; ++r) {
             PARROT_UNROLL
             for (int n = 0; n < N; ++n) {
-                acc[r][n] =
-                    shrink == nullptr ? V::zero() : V::mul(V::set1(shrink[r]), V::load(c + r * ldc + n * W));
+                acc[r][n] = kAdds ? V::load(c + r * ldc + n * W) : V::zero();
             }
         }
         for (int k = 0; k < depth; ++k) {
@@ -101,47 +112,47 @@ struct AttentionTile {
     }
 
     // `columns` is a multiple of 16. A block is as many times 16 columns wide as registers allow.
-    template <bool kPairs, int R, class B>
+    template <bool kPairs, bool kAdds, int R, class B>
     static void product_rows(int depth, const float* a, int64_t lda, const B& b, float* c, int64_t ldc,
-                             int columns, const float* shrink) {
+                             int columns) {
         constexpr int kUnit = 16 / W, kMost = V::kRegisters / (R * kUnit);
         constexpr int kWide = kMost < 1 ? 1 : kMost > 4 ? 4 : kMost;
         for (int column = 0; column < columns;) {
             const int left = (columns - column) / 16, units = left < kWide ? left : kWide;
             float* to = c + column;
             if (kWide >= 4 && units == 4) {
-                product_block<kPairs, R, (kWide >= 4 ? 4 : 1) * kUnit>(depth, a, lda, b, column, to, ldc,
-                                                                       shrink);
+                product_block<kPairs, kAdds, R, (kWide >= 4 ? 4 : 1) * kUnit>(depth, a, lda, b, column, to,
+                                                                              ldc);
             } else if (kWide >= 3 && units == 3) {
-                product_block<kPairs, R, (kWide >= 3 ? 3 : 1) * kUnit>(depth, a, lda, b, column, to, ldc,
-                                                                       shrink);
+                product_block<kPairs, kAdds, R, (kWide >= 3 ? 3 : 1) * kUnit>(depth, a, lda, b, column, to,
+                                                                              ldc);
             } else if (kWide >= 2 && units == 2) {
-                product_block<kPairs, R, (kWide >= 2 ? 2 : 1) * kUnit>(depth, a, lda, b, column, to, ldc,
-                                                                       shrink);
+                product_block<kPairs, kAdds, R, (kWide >= 2 ? 2 : 1) * kUnit>(depth, a, lda, b, column, to,
+                                                                              ldc);
             } else {
-                product_block<kPairs, R, kUnit>(depth, a, lda, b, column, to, ldc, shrink);
+                product_block<kPairs, kAdds, R, kUnit>(depth, a, lda, b, column, to, ldc);
             }
             column += 16 * units;
         }
     }
 
-    template <bool kPairs = false, class B>
+    template <bool kPairs, bool kAdds, class B>
     static void product(int rows, int depth, const float* a, int64_t lda, const B& b, float* c, int64_t ldc,
-                        int columns, const float* shrink) {
+                        int columns) {
         static_assert(kMaxTileRows == 6);
         switch (rows) {
             case 1:
-                return product_rows<kPairs, 1>(depth, a, lda, b, c, ldc, columns, shrink);
+                return product_rows<kPairs, kAdds, 1>(depth, a, lda, b, c, ldc, columns);
             case 2:
-                return product_rows<kPairs, 2>(depth, a, lda, b, c, ldc, columns, shrink);
+                return product_rows<kPairs, kAdds, 2>(depth, a, lda, b, c, ldc, columns);
             case 3:
-                return product_rows<kPairs, 3>(depth, a, lda, b, c, ldc, columns, shrink);
+                return product_rows<kPairs, kAdds, 3>(depth, a, lda, b, c, ldc, columns);
             case 4:
-                return product_rows<kPairs, 4>(depth, a, lda, b, c, ldc, columns, shrink);
+                return product_rows<kPairs, kAdds, 4>(depth, a, lda, b, c, ldc, columns);
             case 5:
-                return product_rows<kPairs, 5>(depth, a, lda, b, c, ldc, columns, shrink);
+                return product_rows<kPairs, kAdds, 5>(depth, a, lda, b, c, ldc, columns);
             default:
-                return product_rows<kPairs, 6>(depth, a, lda, b, c, ldc, columns, shrink);
+                return product_rows<kPairs, kAdds, 6>(depth, a, lda, b, c, ldc, columns);
         }
     }
 
@@ -222,7 +233,7 @@ struct AttentionTile {
     static void pack_values(const TileBlocks<T>& blocks, int tokens, int head_dim, float* to) {
         for (int t = 0; t < tokens; ++t) {
             for (int d = 0; d < head_dim; d += 16) {
-                const T* from = blocks.row(t, d);
+                const T* from = blocks.at(t, d);
                 PARROT_UNROLL
                 for (int i = 0; i < 16; i += W) V::store(to + t * head_dim + d + i, load(from + i));
             }
@@ -234,45 +245,54 @@ struct AttentionTile {
 
     // --- softmax ------------------------------------------------------------------------------------------
 
-    // Raises each row's `max` to the highest of its scores, of which the first `limits` count (the others
-    // become -inf), and writes what the row's earlier results shrink by. kScales: the scores are scaled
-    // first.
-    template <bool kScales>
-    static void raise_max(int rows, float* scores, int columns, const int* limits, float scale, float* max,
-                          float* shrink) {
-        for (int r = 0; r < rows; ++r) {
-            float* row = scores + r * kTileTokens;
-            Reg highest = V::set1(-kInfinity);
-            for (int c = 0; c < columns; c += W) {
-                Reg score = V::load(row + c);
-                if (kScales) score = V::mul(score, V::set1(scale));
-                if (limits[r] < c + W) score = V::keep_first(score, limits[r] - c);
-                if (kScales || limits[r] < c + W) V::store(row + c, score);
-                highest = V::max(score, highest);
-            }
-            const float before = max[r], tile_max = V::hmax(highest);
-            max[r] = tile_max > before ? tile_max : before;
-            shrink[r] = max[r] == before ? 0 : before - max[r];
-        }
-        for (int r = 0; r < kMaxTileRows; r += W) V::store(shrink + r, V::exp2(V::load(shrink + r)));
-    }
+    // The softmax of a few rows over a tile. Weights are 2^(score - reference), where a row's reference is
+    // the highest score of some tile: it follows the highest only when that is kHeadroom above it, which is
+    // rare after the first tile. Until then weights are at most 2^kHeadroom, and nothing has to be scaled.
+    struct Softmax {
+        float* reference;  // [rows]
+        float* sum;        // [rows, kSumLanes] of weights, by lane
+        float* output;     // [rows, head_dim]
+        float scale;       // of the scores
+        int head_dim;
 
-    // Turns scores into weights, and adds them to the rows' sums.
-    static void weigh(int rows, float* scores, int columns, const float* max, const float* shrink,
-                      float* sum) {
-        for (int r = 0; r < rows; ++r) {
-            float* row = scores + r * kTileTokens;
-            const Reg negative = V::set1(max[r] == -kInfinity ? 0 : -max[r]);  // a row that sees nothing yet
-            Reg total = V::zero();
-            for (int c = 0; c < columns; c += W) {
-                const Reg weight = V::exp2(V::add(V::load(row + c), negative));
-                V::store(row + c, weight);
-                total = V::add(total, weight);
+        // Turns scores [rows, 64], of which the first `limits` count, into weights, and adds them to the
+        // sums.
+        void weigh(int rows, float* scores, int columns, const int* limits) const {
+            for (int r = 0; r < rows; ++r) {
+                Reg highest = V::set1(-kInfinity);
+                for (int c = 0; c < columns; c += W) {
+                    highest = V::max(keep(V::load(scores + r * kTileTokens + c), limits[r] - c), highest);
+                }
+                highest = V::mul(highest, V::set1(scale));
+                if (V::any_above(highest, reference[r] + kHeadroom)) raise(r, V::hmax(highest));
             }
-            sum[r] = sum[r] * shrink[r] + V::hsum(total);
+            for (int r = 0; r < rows; ++r) {
+                float* row = scores + r * kTileTokens;
+                const bool sees_nothing = reference[r] == -kInfinity;
+                const Reg negative = V::set1(sees_nothing ? 0 : -reference[r]);
+                Reg total = V::load(sum + r * kSumLanes);
+                for (int c = 0; c < columns; c += W) {
+                    const Reg weight =
+                        V::exp2(keep(V::fmadd(V::load(row + c), V::set1(scale), negative), limits[r] - c));
+                    V::store(row + c, weight);
+                    total = V::add(total, weight);
+                }
+                V::store(sum + r * kSumLanes, total);
+            }
         }
-    }
 
+        static Reg keep(Reg scores, int count) { return count < W ? V::keep_first(scores, count) : scores; }
+
+        void raise(int r, float highest) const {
+            const Reg shrink = V::exp2(V::set1(reference[r] - highest));
+            reference[r] = highest;
+            V::store(sum + r * kSumLanes, V::mul(shrink, V::load(sum + r * kSumLanes)));
+            float* row = output + r * head_dim;
+            for (int d = 0; d < head_dim; d += W) V::store(row + d, V::mul(shrink, V::load(row + d)));
+        }
+    };
+
+    static constexpr float kHeadroom = 8;
     static constexpr float kInfinity = __builtin_huge_valf();
 };
 
