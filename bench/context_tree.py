@@ -178,9 +178,6 @@ def _plans(sizes: Sizes) -> dict[str, dict[str, Spread]]:
             group_size=4,
             num_kv_heads=8,
             num_workers=264,
-            entry_tokens=20,  # these as SharedPrefixAttention has them
-            row_tokens=6,
-            work_percent=75,
         )
 
     anew, grown = [], []

@@ -66,11 +66,11 @@ py::tuple plan_step(AttentionPlanner& planner, const Int32Array& block_tables, c
                     Int32Array& entries, Int32Array& members, Int32Array& part_begin, int32_t group_size,
                     int32_t num_kv_heads, int32_t num_workers, int32_t block_size, int32_t max_rows,
                     int32_t min_shared_tokens, int32_t min_chunk_tokens, bool share, int32_t entry_tokens,
-                    int32_t row_tokens, int32_t work_percent) {
+                    int32_t own_entry_tokens, int32_t row_tokens) {
     check(block_tables, seq_lens, entries, members, part_begin);
     const AttentionPlanOptions options{block_size,   group_size,        num_kv_heads,     num_workers,
                                        max_rows,     min_shared_tokens, min_chunk_tokens, share,
-                                       entry_tokens, row_tokens,        work_percent};
+                                       entry_tokens, own_entry_tokens,  row_tokens};
     check(options);
     const AttentionPlan& result =
         planner.plan({block_tables.data(), static_cast<size_t>(block_tables.size())},
@@ -85,6 +85,7 @@ py::tuple plan_step(AttentionPlanner& planner, const Int32Array& block_tables, c
 }  // namespace
 
 void bind_attention_plan(py::module_& module) {
+    const AttentionPlanOptions defaults;
     py::class_<AttentionPlanner>(module, "AttentionPlanner")
         .def(py::init<>())
         .def("plan", &plan_step, py::arg("block_tables").noconvert(), py::arg("seq_lens").noconvert(),
@@ -92,8 +93,9 @@ void bind_attention_plan(py::module_& module) {
              py::arg("part_begin").noconvert(), py::kw_only(), py::arg("group_size"), py::arg("num_kv_heads"),
              py::arg("num_workers"), py::arg("block_size") = 16, py::arg("max_rows") = 64,
              py::arg("min_shared_tokens") = 64, py::arg("min_chunk_tokens") = 128,
-             py::arg("share").noconvert() = true, py::arg("entry_tokens") = 80, py::arg("row_tokens") = 0,
-             py::arg("work_percent") = 0)
+             py::arg("share").noconvert() = true, py::arg("entry_tokens") = defaults.entry_tokens,
+             py::arg("own_entry_tokens") = defaults.own_entry_tokens,
+             py::arg("row_tokens") = defaults.row_tokens)
         .def_property_readonly("num_searches", &AttentionPlanner::num_searches)
         .def_property_readonly("max_block", &AttentionPlanner::max_block)
         .def_property_readonly("num_sharing", &AttentionPlanner::num_sharing);

@@ -30,7 +30,7 @@ PLAN = {
     "entries": np.zeros((8, 8), np.int32), "members": np.zeros((8, 2), np.int32), "part_begin": i32(0, 0, 0),
     "group_size": 1, "num_kv_heads": 1, "num_workers": 2, "block_size": 16, "max_rows": 64,
     "min_shared_tokens": 64, "min_chunk_tokens": 128, "share": True,
-    "entry_tokens": 80, "row_tokens": 0, "work_percent": 0,
+    "entry_tokens": 110, "own_entry_tokens": 5, "row_tokens": 5,
 }  # fmt: skip
 COUNT = whole(1, 2**31 - 1)
 
@@ -82,8 +82,8 @@ KERNELS = {
          "members": buffer,
          "part_begin": buffer, "group_size": whole(1, 64), "num_kv_heads": COUNT, "num_workers": COUNT,
          "block_size": COUNT, "max_rows": COUNT, "min_shared_tokens": COUNT, "min_chunk_tokens": COUNT,
-         "share": flag, "entry_tokens": whole(0, 2**31 - 1), "row_tokens": whole(0, 2**31 - 1),
-         "work_percent": whole(0, 100)},
+         "share": flag, "entry_tokens": whole(0, 2**31 - 1), "own_entry_tokens": whole(0, 2**31 - 1),
+         "row_tokens": whole(0, 2**31 - 1)},
     ),
     "TensorView.__init__": Entry(
         lambda: (_core.TensorView, {"address": 64, "shape": [1], "strides": [1]}),

@@ -1,7 +1,6 @@
 #include "kvcache/attention_plan.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -11,9 +10,7 @@
 namespace parrot {
 namespace {
 
-constexpr int32_t kTileTokens = 64;    // the kernel's pipeline stage: ranges are cut at multiples of it
 constexpr int32_t kMaxCost = 1 << 20;  // tokens; what an entry is taken to cost at most, so that sums hold
-constexpr int64_t kMaxUnits = 4096;    // of the longest entry's time, in which a makespan is counted
 
 int32_t ceil_div(int32_t value, int32_t divisor) {
     return static_cast<int32_t>((int64_t{value} + divisor - 1) / divisor);  // any int32 may come as an option
@@ -28,11 +25,11 @@ void check(const AttentionPlanOptions& options) {
             "max_rows "
             "at least group_size");
     }
-    if (options.entry_tokens < 0 || options.row_tokens < 0 || options.work_percent < 0 ||
-        options.work_percent > 100) {
-        throw std::invalid_argument(concat(
-            "plan_attention: entry_tokens = ", options.entry_tokens, " and row_tokens = ", options.row_tokens,
-            " must not be negative, work_percent = ", options.work_percent, " must be in [0, 100]"));
+    if (options.entry_tokens < 0 || options.own_entry_tokens < 0 || options.row_tokens < 0) {
+        throw std::invalid_argument(concat("plan_attention: entry_tokens = ", options.entry_tokens,
+                                           ", own_entry_tokens = ", options.own_entry_tokens,
+                                           " and row_tokens = ", options.row_tokens,
+                                           " must not be negative"));
     }
 }
 
@@ -44,138 +41,38 @@ const AttentionPlan& AttentionPlanner::plan(std::span<const int32_t> block_table
     check(options);
     options_ = options;
     segments_.update(block_tables, seq_lens, options.block_size, options.min_shared_tokens, options.share);
-    collect_loads();
-    chunk_tiles_ = choose_chunk_tiles();
+    choose_chunks();
     emit();
     return plan_;
 }
 
-int32_t AttentionPlanner::entry_cost(int32_t members) const {
+int32_t AttentionPlanner::entry_cost(bool is_shared, int32_t members) const {
     const int64_t rows = static_cast<int64_t>(members) * options_.group_size;
     const int64_t most = kMaxCost;
     if (options_.row_tokens > 0 && rows > most) return kMaxCost;
-    return static_cast<int32_t>(std::min(most, options_.entry_tokens + rows * options_.row_tokens));
+    const int32_t start = is_shared ? options_.entry_tokens : options_.own_entry_tokens;
+    return static_cast<int32_t>(std::min(most, start + rows * options_.row_tokens));
 }
 
-// Even entries of at most a chunk; rounding them up to tiles may make fewer do.
-AttentionPlanner::Cut AttentionPlanner::cut(int32_t tiles, int32_t chunk_tiles) {
-    const int32_t each = ceil_div(tiles, ceil_div(tiles, chunk_tiles));
-    return {ceil_div(tiles, each), each};
+AttentionBalance::Cut AttentionPlanner::cut(const AttentionSegment& segment) const {
+    return AttentionBalance::cut(num_tiles(segment.end - segment.begin),
+                                 segment.count > 1 ? chunks_.shared : chunks_.own);
 }
 
-AttentionPlanner::Cut AttentionPlanner::cut(const AttentionSegment& segment) const {
-    return cut(num_tiles(segment.end - segment.begin), chunk_tiles_);
-}
-
-// Only the length in tiles and the rows matter to the balance, and many segments have the same.
-void AttentionPlanner::collect_loads() {
-    loads_.clear();
+void AttentionPlanner::choose_chunks() {
+    balance_.clear();
     const int32_t tile_members = options_.max_rows / options_.group_size;
     for (const AttentionSegment& s : segments_.segments()) {
         const int32_t tiles = num_tiles(s.end - s.begin), whole = s.count / tile_members;
         const int32_t rest = s.count - whole * tile_members;
-        if (whole > 0) {
-            loads_.push_back({tiles, entry_cost(tile_members), int64_t{whole} * options_.num_kv_heads});
-        }
-        if (rest > 0) loads_.push_back({tiles, entry_cost(rest), options_.num_kv_heads});
+        const bool is_shared = s.count > 1;
+        const auto add = [&](int32_t members, int64_t copies) {
+            balance_.add(is_shared, tiles, entry_cost(is_shared, members), copies * options_.num_kv_heads);
+        };
+        if (whole > 0) add(tile_members, whole);
+        if (rest > 0) add(rest, 1);
     }
-    std::sort(loads_.begin(), loads_.end(), [](const Load& a, const Load& b) {
-        return a.tiles != b.tiles ? a.tiles > b.tiles : a.cost > b.cost;
-    });
-    size_t num_kept = 0;
-    int32_t most = 0;
-    for (const Load& load : loads_) {
-        most = std::max(most, load.cost);
-        Load* last = num_kept > 0 ? &loads_[num_kept - 1] : nullptr;
-        if (last != nullptr && last->tiles == load.tiles && last->cost == load.cost) {
-            last->copies += load.copies;
-        } else {
-            loads_[num_kept++] = load;
-        }
-    }
-    loads_.resize(num_kept);
-    const int64_t longest = loads_.empty() ? 0 : int64_t{loads_.front().tiles} * kTileTokens + most;
-    constexpr int64_t kLeastUnit = 16;
-    time_unit_ = kLeastUnit * (longest / (kLeastUnit * kMaxUnits) + 1);
-}
-
-// Tiles per entry: the candidate with which the workers would be done first.
-int32_t AttentionPlanner::choose_chunk_tiles() {
-    const int32_t longest = loads_.empty() ? 1 : loads_.front().tiles;
-    const auto time = [&](int32_t chunk, int64_t even) {
-        const int64_t last = makespan(chunk), wait = last - even, percent = options_.work_percent;
-        return last - wait / 100 * percent - wait % 100 * percent / 100;  // the product may overflow
-    };
-    int32_t best = longest;
-    int64_t best_time = time(best, even_time(best));
-    const int32_t least = ceil_div(std::max(options_.min_chunk_tokens, 1), kTileTokens);
-    for (int32_t chunk = longest; chunk > least;) {
-        chunk = std::min(chunk - 1, ceil_div(chunk * 5, 6));
-        if (chunk < least) break;
-        const int64_t even = even_time(chunk);
-        if (even >= best_time) continue;  // no schedule of these entries ends sooner
-        const int64_t chunk_time = time(chunk, even);
-        if (chunk_time < best_time) {
-            best = chunk;
-            best_time = chunk_time;
-        }
-    }
-    return best;
-}
-
-// The work divided evenly.
-int64_t AttentionPlanner::even_time(int32_t chunk_tiles) const {
-    int64_t work = 0;
-    for (const Load& load : loads_) {
-        const int32_t count = cut(load.tiles, chunk_tiles).count;
-        work += load.copies *
-                (static_cast<int64_t>(load.tiles) * kTileTokens + static_cast<int64_t>(count) * load.cost);
-    }
-    return (work + options_.num_workers - 1) / options_.num_workers;
-}
-
-void AttentionPlanner::sort_entries(int32_t chunk_tiles) {
-    entries_by_time_.clear();
-    const auto add = [&](int32_t tiles, int32_t cost, int64_t copies) {
-        const int64_t time = int64_t{tiles} * kTileTokens + cost;
-        const auto units = static_cast<size_t>((time + time_unit_ - 1) / time_unit_);
-        if (units >= entries_by_time_.size()) entries_by_time_.resize(units + 1);
-        entries_by_time_[units] += copies;
-    };
-    for (const Load& load : loads_) {
-        const auto [count, tiles] = cut(load.tiles, chunk_tiles);
-        if (count > 1) add(tiles, load.cost, load.copies * (count - 1));
-        add(load.tiles - (count - 1) * tiles, load.cost, load.copies);
-    }
-}
-
-// When the last worker would finish, in tokens, if workers took the entries longest first: levels of equally
-// loaded workers, filled from the lowest.
-int64_t AttentionPlanner::makespan(int32_t chunk_tiles) {
-    sort_entries(chunk_tiles);
-    const auto lowest_first = std::greater<>();
-    workers_.assign(1, {0, options_.num_workers});
-    int64_t latest = 0;
-    for (size_t units = entries_by_time_.size(); units-- > 0;) {
-        for (int64_t left = entries_by_time_[units]; left > 0;) {
-            std::pop_heap(workers_.begin(), workers_.end(), lowest_first);
-            const auto [load, count] = workers_.back();
-            workers_.pop_back();
-            // Alone at their level, they take whole rounds at once.
-            const int64_t rounds = workers_.empty() ? std::max<int64_t>(1, left / count) : 1;
-            const int64_t taken = std::min(left, count);
-            const int64_t after = load + rounds * static_cast<int64_t>(units) * time_unit_;
-            latest = std::max(latest, after);
-            workers_.push_back({after, taken});
-            std::push_heap(workers_.begin(), workers_.end(), lowest_first);
-            if (taken < count) {
-                workers_.push_back({load, count - taken});
-                std::push_heap(workers_.begin(), workers_.end(), lowest_first);
-            }
-            left -= rounds * taken;
-        }
-    }
-    return latest;
+    chunks_ = balance_.choose(options_.num_workers, num_tiles(std::max(options_.min_chunk_tokens, 1)));
 }
 
 void AttentionPlanner::emit() {

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "kvcache/attention_balance.h"
 #include "kvcache/attention_segments.h"
 
 namespace parrot {
@@ -21,13 +22,12 @@ struct AttentionPlanOptions {
     int32_t min_chunk_tokens = 128;  // entries are not split below this
     bool share = true;               // off: every request reads its own tokens
 
-    // What an entry costs besides its tokens, in tokens' worth of a worker's time: its start, and each query
-    // row, whose result is written and, where it is a part, read again.
-    int32_t entry_tokens = 80;
-    int32_t row_tokens = 0;
-    // How much the work of all workers together weighs against the last one's end: workers that share a
-    // memory speed up as others end.
-    int32_t work_percent = 0;
+    // What an entry costs besides its tokens, in tokens' worth of a worker's time: its start, for one that
+    // several requests share and for a request's own, and each query row, whose result is written and, where
+    // it is a part, read again. Docs: attention.md, Balance.
+    int32_t entry_tokens = 110;
+    int32_t own_entry_tokens = 5;
+    int32_t row_tokens = 5;
 };
 
 // The work list, in int32 buffers that go to the device as they are (see SharedPrefixAttentionParams).
@@ -61,27 +61,9 @@ class AttentionPlanner {
     int32_t num_sharing() const { return num_sharing_; }
 
   private:
-    // Segments of one length, in tiles of tokens, and of one number of rows, as far as the balance is
-    // concerned.
-    struct Load {
-        int32_t tiles;
-        int32_t cost;  // of each of its entries, besides the tiles
-        int64_t copies;
-    };
-
-    // How a segment is cut: `count` entries of `tiles` each, the last one of what is left.
-    struct Cut {
-        int32_t count, tiles;
-    };
-
-    static Cut cut(int32_t tiles, int32_t chunk_tiles);
-    Cut cut(const AttentionSegment& segment) const;
-    int32_t entry_cost(int32_t members) const;
-    void collect_loads();
-    int32_t choose_chunk_tiles();
-    int64_t even_time(int32_t chunk_tiles) const;
-    int64_t makespan(int32_t chunk_tiles);
-    void sort_entries(int32_t chunk_tiles);
+    AttentionBalance::Cut cut(const AttentionSegment& segment) const;
+    int32_t entry_cost(bool is_shared, int32_t members) const;
+    void choose_chunks();
     void emit();
     void order_segments();
     void count_parts();
@@ -90,11 +72,8 @@ class AttentionPlanner {
     AttentionPlanOptions options_;
     AttentionSegments segments_;
     AttentionPlan plan_;
-    int32_t chunk_tiles_ = 1;  // of an entry at most
-    std::vector<Load> loads_;
-    int64_t time_unit_ = 1;                             // the makespan counts in it, in tokens
-    std::vector<int64_t> entries_by_time_;              // how many take each number of units
-    std::vector<std::pair<int64_t, int64_t>> workers_;  // (load, how many workers have it), a heap
+    AttentionBalance balance_;
+    AttentionChunks chunks_;
     struct Place {
         int64_t key;  // its order before ties
         int32_t segment;

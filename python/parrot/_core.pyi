@@ -202,16 +202,16 @@ class AttentionPlanner:
         min_shared_tokens: int = 64,
         min_chunk_tokens: int = 128,
         share: bool = True,
-        entry_tokens: int = 80,
-        row_tokens: int = 0,
-        work_percent: int = 0,
+        entry_tokens: int = 110,
+        own_entry_tokens: int = 5,
+        row_tokens: int = 5,
     ) -> tuple[int, int, int]:
         """Plan one decode step from ``block_tables`` [n, max_blocks] and ``seq_lens`` [n]: requests that name
         the same physical blocks share them. Fills the caller's buffers ``entries`` [., 8], ``members``
         [., 2] and ``part_begin`` [>= n + 1] (csrc/kvcache/attention_plan.h) and returns (entries, members,
-        parts) used. ``entry_tokens`` and ``row_tokens``: what an entry and each of its query rows cost
-        besides its tokens; ``work_percent``: the weight of all work against the last worker's end. Raises
-        ValueError for a bad length, block or cost, or a buffer too small."""
+        parts) used. ``entry_tokens`` (of one that several requests share), ``own_entry_tokens`` and
+        ``row_tokens``: what an entry and each of its query rows cost besides its tokens. Raises ValueError
+        for a bad length, block or cost, or a buffer too small."""
     @property
     def num_searches(self) -> int:
         """How often the shared structure was looked for."""

@@ -190,9 +190,6 @@ void measure(const Row& row) {
     options.num_kv_heads = row.kv_heads;
     options.num_workers = shared_prefix_attention_grid(kHeadDim);
     options.max_rows = kMaxRows;
-    options.entry_tokens = 20;  // as SharedPrefixAttention's PlanCosts
-    options.row_tokens = 6;
-    options.work_percent = 75;
     const AttentionPlan plan = plan_attention(batch.block_tables, batch.seq_lens, options);
     const std::vector<int32_t> num_entries{int32_t(plan.entries.size() / 8)};
     const size_t parts = std::max(1, plan.part_begin.back());

@@ -7,7 +7,7 @@ one tree of contexts can be replayed on another; :func:`shared_prefix_attention_
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
@@ -30,13 +30,13 @@ _MAX_PARTS = 8192
 
 @dataclass(frozen=True)
 class PlanCosts:
-    """What the planner takes an entry to cost, in tokens' worth of a thread block's time, and how it weighs
-    the work of all blocks against the end of the last one, in percent (csrc/kvcache/attention_plan.h; where
-    the figures come from: docs/attention.md)."""
+    """What the planner takes an entry to cost besides its tokens, in tokens' worth of a thread block's time:
+    the start of one that several requests share, that of a request's own, and each query row
+    (csrc/kvcache/attention_plan.h; where the planner's own figures come from: docs/attention.md)."""
 
-    entry_tokens: int = 20
-    row_tokens: int = 6
-    work_percent: int = 75
+    entry_tokens: int
+    own_entry_tokens: int
+    row_tokens: int
 
 
 def shared_prefix_attention_reference(
@@ -88,7 +88,8 @@ class SharedPrefixAttention:
         costs: PlanCosts | None = None,
         staging: Staging | None = None,
     ) -> None:
-        """``staging``: one of the caller's that has :meth:`sections` of the same sizes; else its own."""
+        """``costs``: others than the planner's own. ``staging``: one of the caller's that has
+        :meth:`sections` of the same sizes; else its own."""
         _check_sizes(
             max_requests=max_requests,
             max_blocks=max_blocks,
@@ -99,7 +100,8 @@ class SharedPrefixAttention:
         )
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.max_requests, self.max_blocks = max_requests, max_blocks
-        self.num_blocks, self.costs = num_blocks, costs or PlanCosts()
+        self.num_blocks = num_blocks
+        self._costs = {} if costs is None else asdict(costs)
         self._device = with_index(device)
         self._dtypes = [torch.float16, torch.bfloat16] + [torch.float32] * (implementation == "triton")
         self._planner = _core.AttentionPlanner()
@@ -200,9 +202,7 @@ class SharedPrefixAttention:
             min_shared_tokens=min_shared_tokens,
             min_chunk_tokens=min_chunk_tokens,
             share=share,
-            entry_tokens=self.costs.entry_tokens,
-            row_tokens=self.costs.row_tokens,
-            work_percent=self.costs.work_percent,
+            **self._costs,
         )
         if self.num_blocks is not None and self._planner.max_block >= self.num_blocks:
             raise ValueError(_name_block(block_tables, seq_lens, self.num_blocks))

@@ -1,0 +1,157 @@
+#include "kvcache/attention_balance.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace parrot {
+namespace {
+
+constexpr int64_t kMaxUnits = 4096;  // of the longest entry's time, in which a makespan is counted
+constexpr int64_t kLeastUnit = 16;   // tokens
+// The next shorter length, in percent of the one before.
+constexpr int32_t kSharedStep = 84, kOwnStep = 67;
+// Of the time of a request's longest entry, in percent: how much later than it should the last one ends,
+// since workers do not keep one pace beside shared entries. Where all entries start at once none is late.
+constexpr int32_t kLatePercent = 40;
+
+int32_t ceil_div(int32_t value, int32_t divisor) { return value / divisor + (value % divisor != 0); }
+
+int64_t entry_time(int32_t tiles, int32_t cost) { return int64_t{tiles} * kTileTokens + cost; }
+
+}  // namespace
+
+// Rounding entries up to tiles may make fewer do.
+AttentionBalance::Cut AttentionBalance::cut(int32_t tiles, int32_t chunk_tiles) {
+    const int32_t each = ceil_div(tiles, ceil_div(tiles, chunk_tiles));
+    return {ceil_div(tiles, each), each};
+}
+
+void AttentionBalance::clear() {
+    shared_.loads.clear();
+    own_.loads.clear();
+}
+
+void AttentionBalance::add(bool is_shared, int32_t tiles, int32_t cost, int64_t copies) {
+    (is_shared ? shared_ : own_).loads.push_back({tiles, cost, copies});
+}
+
+AttentionChunks AttentionBalance::choose(int32_t num_workers, int32_t least_tiles) {
+    list_lengths(shared_, least_tiles, kSharedStep);
+    list_lengths(own_, least_tiles, kOwnStep);
+    choose_unit();
+    list_pairs(num_workers);
+    AttentionChunks best = pairs_.front().chunks;
+    int64_t best_time = pairs_.front().late + makespan(best, num_workers);
+    for (const Pair& pair : pairs_) {
+        if (pair.bound >= best_time) break;
+        const int64_t time = pair.late + makespan(pair.chunks, num_workers);
+        if (time < best_time) {
+            best = pair.chunks;
+            best_time = time;
+        }
+    }
+    return best;
+}
+
+void AttentionBalance::merge_equal(std::vector<Load>& loads) {
+    std::sort(loads.begin(), loads.end(), [](const Load& a, const Load& b) {
+        return a.tiles != b.tiles ? a.tiles > b.tiles : a.cost > b.cost;
+    });
+    size_t num_kept = 0;
+    for (const Load& load : loads) {
+        Load* last = num_kept > 0 ? &loads[num_kept - 1] : nullptr;
+        if (last != nullptr && last->tiles == load.tiles && last->cost == load.cost) {
+            last->copies += load.copies;
+        } else {
+            loads[num_kept++] = load;
+        }
+    }
+    loads.resize(num_kept);
+}
+
+void AttentionBalance::list_lengths(Kind& kind, int32_t least_tiles, int32_t percent) {
+    merge_equal(kind.loads);
+    kind.lengths.clear();
+    int32_t chunk = kind.loads.empty() ? 1 : kind.loads.front().tiles;
+    do {
+        Length length{chunk, 0, 0, 0};
+        for (const Load& load : kind.loads) {
+            const auto [count, tiles] = cut(load.tiles, chunk);
+            length.entries += load.copies * count;
+            length.work += load.copies * (entry_time(load.tiles, 0) + int64_t{count} * load.cost);
+            length.longest = std::max(length.longest, entry_time(tiles, load.cost));
+        }
+        kind.lengths.push_back(length);
+        chunk = std::min(chunk - 1, static_cast<int32_t>((int64_t{chunk} * percent + 99) / 100));
+    } while (chunk >= least_tiles);
+}
+
+// Longer entries first where bounds are equal: they write fewer parts.
+void AttentionBalance::list_pairs(int32_t num_workers) {
+    pairs_.clear();
+    for (const Length& shared : shared_.lengths) {
+        for (const Length& own : own_.lengths) {
+            const int64_t even = (shared.work + own.work + num_workers - 1) / num_workers;
+            const bool is_late = shared.entries > 0 && shared.entries + own.entries > num_workers;
+            const int64_t late = is_late ? own.longest * kLatePercent / 100 : 0;
+            pairs_.push_back({std::max({even, shared.longest, own.longest}) + late,
+                              late,
+                              {shared.chunk_tiles, own.chunk_tiles}});
+        }
+    }
+    std::sort(pairs_.begin(), pairs_.end(), [](const Pair& a, const Pair& b) {
+        if (a.bound != b.bound) return a.bound < b.bound;
+        return a.chunks.shared != b.chunks.shared ? a.chunks.shared > b.chunks.shared
+                                                  : a.chunks.own > b.chunks.own;
+    });
+}
+
+void AttentionBalance::choose_unit() {
+    const int64_t longest = std::max(shared_.lengths.front().longest, own_.lengths.front().longest);
+    time_unit_ = kLeastUnit * (longest / (kLeastUnit * kMaxUnits) + 1);
+}
+
+void AttentionBalance::count_entries(const Kind& kind, int32_t chunk_tiles) {
+    const auto add = [&](int64_t time, int64_t copies) {
+        const auto units = static_cast<size_t>((time + time_unit_ - 1) / time_unit_);
+        if (units >= entries_by_time_.size()) entries_by_time_.resize(units + 1);
+        entries_by_time_[units] += copies;
+    };
+    for (const Load& load : kind.loads) {
+        const auto [count, tiles] = cut(load.tiles, chunk_tiles);
+        if (count > 1) add(entry_time(tiles, load.cost), load.copies * (count - 1));
+        add(entry_time(load.tiles - (count - 1) * tiles, load.cost), load.copies);
+    }
+}
+
+// When the last worker would finish, in tokens: levels of equally loaded workers, filled from the lowest.
+int64_t AttentionBalance::makespan(AttentionChunks chunks, int32_t num_workers) {
+    entries_by_time_.clear();
+    count_entries(shared_, chunks.shared);
+    count_entries(own_, chunks.own);
+    const auto lowest_first = std::greater<>();
+    workers_.assign(1, {0, num_workers});
+    int64_t latest = 0;
+    for (size_t units = entries_by_time_.size(); units-- > 0;) {
+        for (int64_t left = entries_by_time_[units]; left > 0;) {
+            std::pop_heap(workers_.begin(), workers_.end(), lowest_first);
+            const auto [load, count] = workers_.back();
+            workers_.pop_back();
+            // Alone at their level, they take whole rounds at once.
+            const int64_t rounds = workers_.empty() ? std::max<int64_t>(1, left / count) : 1;
+            const int64_t taken = std::min(left, count);
+            const int64_t after = load + rounds * static_cast<int64_t>(units) * time_unit_;
+            latest = std::max(latest, after);
+            workers_.push_back({after, taken});
+            std::push_heap(workers_.begin(), workers_.end(), lowest_first);
+            if (taken < count) {
+                workers_.push_back({load, count - taken});
+                std::push_heap(workers_.begin(), workers_.end(), lowest_first);
+            }
+            left -= rounds * taken;
+        }
+    }
+    return latest;
+}
+
+}  // namespace parrot
