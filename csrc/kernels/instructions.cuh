@@ -1,6 +1,7 @@
 // Thin wrappers around the tensor-core and barrier instructions that the kernels use; PTX, no framework.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -96,6 +97,39 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
     }
 }
 
+// Hopper and later, down to the products.
+
+// One lane of the warp: the compiler knows that there is one, and issues what it does without a loop over
+// lanes.
+__device__ inline bool is_elected() {
+    uint32_t elected;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }\n" : "=r"(elected));
+    return elected != 0;
+}
+// Makes this thread's arrival at a barrier, which also waits for `bytes` of bulk copies.
+__device__ inline void barrier_expect(uint32_t barrier, int bytes) {
+    asm volatile(
+        "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }\n" ::"r"(barrier),
+        "r"(bytes)
+        : "memory");
+}
+// Copies the box of a tensor that begins at (column, row) into shared memory; counts at the barrier.
+__device__ inline void copy_box(uint32_t target, const CUtensorMap& map, uint32_t barrier, int column,
+                                int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+        "%4}], [%2];\n" ::"r"(target),
+        "l"(&map), "r"(barrier), "r"(column), "r"(row)
+        : "memory");
+}
+__device__ inline void prefetch_map(const CUtensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
+}
+// What this thread wrote to shared memory is there for bulk copies and tensor cores.
+__device__ inline void fence_shared_writes() {
+    asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
 // D += A * B on Hopper's tensor cores: A 64 x 16 in registers, B 16 x 64 or 16 x 128 in shared memory (a
 // descriptor), asynchronous.
 template <typename T, bool kTransposed>
@@ -144,6 +178,36 @@ __device__ inline void wgmma(float (&d)[16][4], const uint32_t (&a)[4], uint64_t
           "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),   \
           "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])                                    \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposed ? 1 : 0))
+    if constexpr (Packed<T>::kIsHalf) {
+        PARROT_WGMMA("f16");
+    } else {
+        PARROT_WGMMA("bf16");
+    }
+#undef PARROT_WGMMA
+}
+// The same with A in shared memory too, 64 x 16 of a row-major tile.
+template <typename T>
+__device__ inline void wgmma(float (&d)[16][4], uint64_t a, uint64_t b, int accumulate) {
+#define PARROT_WGMMA(TYPE)                                                                                  \
+    asm volatile(                                                                                           \
+        "{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"                                                          \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                                        \
+        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
+        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "   \
+        "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "   \
+        "%59, %60, %61, %62, %63}, %64, %65, p, 1, 1, 0, 0; }\n"                                            \
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),         \
+          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),         \
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),         \
+          "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),         \
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),         \
+          "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),         \
+          "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),       \
+          "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),   \
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]),   \
+          "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),   \
+          "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])                                    \
+        : "l"(a), "l"(b), "r"(accumulate))
     if constexpr (Packed<T>::kIsHalf) {
         PARROT_WGMMA("f16");
     } else {

@@ -6,6 +6,7 @@
 
 #include "kernels/instructions.cuh"
 #include "kernels/shared_prefix_work.cuh"
+#include "kernels/softmax.cuh"
 
 namespace parrot {
 
@@ -15,9 +16,7 @@ template <typename T, int kHeadDim>
 struct RowTile {
     uint32_t query[kHeadDim / 16][4];
     float output[kHeadDim / 8][4];
-    float row_max[2];
-    float row_sum[2];  // of this thread's columns
-    float factor[2];   // what the last weigh() asks the result so far to be multiplied by
+    OnlineSoftmax softmax;
 
     __device__ void load_query(const SharedPrefixAttentionParams& p, const ItemSlot& slot, int first_row) {
         const int lane = threadIdx.x % 32, group = p.num_heads / p.num_kv_heads;
@@ -48,9 +47,7 @@ struct RowTile {
         for (int n = 0; n < kHeadDim / 8; ++n) {
             for (int i = 0; i < 4; ++i) output[n][i] = 0.0f;
         }
-        row_max[0] = row_max[1] = -INFINITY;
-        row_sum[0] = row_sum[1] = 0.0f;
-        factor[0] = factor[1] = 1.0f;
+        softmax.clear();
     }
 
     // Scores of one tile's keys. On Hopper the product runs on while the caller does something else; it has
@@ -86,8 +83,8 @@ struct RowTile {
     }
 
     // One step of the online softmax: turns the scores of a tile, whose first token has the absolute position
-    // `position`, into weights. Positions outside [begin, end) are masked. rescale() must follow, once no
-    // product into the result is under way.
+    // `position`, into weights. Positions outside [begin, end) are masked. softmax.rescale() must follow,
+    // once no product into the result is under way.
     __device__ void weigh(float (&scores)[kTileTokens / 8][4], int position, const WorkItem& item,
                           float scale_log2) {
         const int lane = threadIdx.x % 32;
@@ -100,30 +97,7 @@ struct RowTile {
                 }
             }
         }
-        softmax_step(scores, scale_log2);
-    }
-
-    // Multiplies the result so far by what the last weigh() asks for.
-    __device__ void rescale() {
-        if (!__any_sync(0xffffffff, factor[0] != 1.0f || factor[1] != 1.0f)) return;
-#pragma unroll
-        for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) output[n][i] *= factor[i / 2];
-        }
-    }
-
-    // Weights as the left operand of multiply_values.
-    static __device__ void pack_weights(uint32_t (&weights)[kTileTokens / 16][4],
-                                        const float (&scores)[kTileTokens / 8][4]) {
-#pragma unroll
-        for (int n = 0; n < kTileTokens / 16; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float* pair = &scores[2 * n + i / 2][i % 2 * 2];
-                weights[n][i] = Packed<T>::pack(pair[0], pair[1]);
-            }
-        }
+        softmax.step(scores, scale_log2);
     }
 
     // Adds the product of the weights with one tile's values to the result; may run on like multiply_keys.
@@ -168,7 +142,7 @@ struct RowTile {
                          : "memory");
         }
 #if __CUDA_ARCH__ >= 900
-        asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+        fence_shared_writes();
 #endif
         sync_computing();
     }
@@ -177,61 +151,6 @@ struct RowTile {
     // that the eight rows of a matrix lie in different banks (the hardware's 128-byte swizzle).
     static __device__ uint32_t tile_offset(int row, int chunk) {
         return chunk / 8 * kHalfBytes + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
-    }
-
-  private:
-    // Turns scores into weights relative to the running max. It only moves when it rises by more than
-    // kMaxSlack: until then weights exceed 1 but stay far inside half precision, and the result needs no
-    // rescaling.
-    __device__ void softmax_step(float (&scores)[kTileTokens / 8][4], float scale_log2) {
-        constexpr float kMaxSlack = 8.0f;
-        float tops[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            // Two chains, here and in the sum: a single one takes as long as the products it hides behind.
-            float chains[2];
-#pragma unroll
-            for (int n = 0; n < kTileTokens / 8; ++n) {
-                const float pair = fmaxf(scores[n][2 * half], scores[n][2 * half + 1]);
-                chains[n % 2] = n < 2 ? pair : fmaxf(chains[n % 2], pair);
-            }
-            tops[half] = fmaxf(chains[0], chains[1]);
-        }
-#pragma unroll
-        for (int step = 1; step < 4; step *= 2) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                tops[half] = fmaxf(tops[half], __shfl_xor_sync(0xffffffff, tops[half], step));
-            }
-        }
-        float base[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float top = tops[half] * scale_log2;
-            factor[half] = 1.0f;
-            if (top > row_max[half] + kMaxSlack) {
-                factor[half] = exp2_fast(row_max[half] - top);
-                row_max[half] = top;
-            }
-            // All tokens so far masked: keep exp2 away from inf - inf.
-            base[half] = row_max[half] == -INFINITY ? 0.0f : row_max[half];
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float sums[4];
-#pragma unroll
-            for (int n = 0; n < kTileTokens / 8; ++n) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    float& score = scores[n][2 * half + i];
-                    score = exp2_fast(fmaf(score, scale_log2, -base[half]));
-                    float& sum = sums[n % 2 * 2 + i];
-                    sum = n < 2 ? score : sum + score;
-                }
-            }
-            // Each thread sums its own columns; store_rows adds the four threads of a row.
-            row_sum[half] = row_sum[half] * factor[half] + (sums[0] + sums[1]) + (sums[2] + sums[3]);
-        }
     }
 };
 
@@ -242,9 +161,7 @@ __device__ inline void store_rows(const SharedPrefixAttentionParams& p, const It
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        float sum = tile.row_sum[half];
-        sum += __shfl_xor_sync(0xffffffff, sum, 1);
-        sum += __shfl_xor_sync(0xffffffff, sum, 2);
+        const float sum = tile.softmax.total(half);
         const int row = first_row + lane / 4 + 8 * half;
         if (row >= slot.item.num_rows) continue;
         const RowSink<T, kHeadDim> sink(p, slot, row);
@@ -254,7 +171,7 @@ __device__ inline void store_rows(const SharedPrefixAttentionParams& p, const It
             const float* pair = &tile.output[n][2 * half];
             sink.store_pair(n * 8 + (lane % 4) * 2, pair[0], pair[1], inverse_sum);
         }
-        if (!sink.output && lane % 4 == 0) __stcg(sink.max_sum, make_float2(tile.row_max[half], sum));
+        if (!sink.output && lane % 4 == 0) __stcg(sink.max_sum, make_float2(tile.softmax.row_max[half], sum));
     }
 }
 

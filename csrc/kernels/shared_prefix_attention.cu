@@ -5,6 +5,7 @@
 #include "kernels/merge_parts.cuh"
 #include "kernels/shared_prefix_attention.cuh"
 #include "kernels/shared_prefix_attention.h"
+#include "kernels/tensor_map.h"
 
 namespace parrot {
 namespace {
@@ -98,26 +99,8 @@ void launch(const SharedPrefixAttentionParams& params, cudaStream_t stream) {
 
 // Describes a cache [num_blocks * 16, num_kv_heads * head_dim] in boxes of one block and 64 columns.
 CUtensorMap make_map(std::uintptr_t address, const SharedPrefixAttentionCall& call) {
-    static const auto encode = [] {
-        void* function = nullptr;
-        cudaDriverEntryPointQueryResult found{};
-        PARROT_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                     cudaEnableDefault, &found));
-        PARROT_CHECK(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
-        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-    }();
-    const cuuint64_t columns = cuuint64_t(call.num_kv_heads) * call.head_dim;
-    const cuuint64_t sizes[] = {columns, cuuint64_t(call.num_blocks) * kBlockTokens};
-    const cuuint64_t strides[] = {columns * 2};
-    const cuuint32_t box[] = {64, kBlockTokens}, steps[] = {1, 1};
-    CUtensorMap map{};
-    const CUresult status = encode(
-        &map, call.is_bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-        reinterpret_cast<void*>(address), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    PARROT_CHECK(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled failed with ", int(status), " for [",
-                 sizes[1], ", ", sizes[0], "]");
-    return map;
+    return make_tensor_map(address, call.is_bfloat16, call.num_blocks * std::int64_t(kBlockTokens),
+                           std::int64_t(call.num_kv_heads) * call.head_dim, kBlockTokens);
 }
 
 template <typename T>

@@ -80,16 +80,16 @@ struct ItemRun {
         finish_products<0>();
         end_scores(key_slot, position);
         for (; position + kTileTokens < item.end; position += kTileTokens) {
-            tile.pack_weights(weights, scores);
+            pack_weights<T>(weights, scores);
             key_slot = begin_scores();
             const int value_slot = begin_output(position);
             finish_products<1>();
             end_scores(key_slot, position + kTileTokens);
             finish_products<0>();
             pipeline.release(value_slot);
-            if (active) tile.rescale();
+            if (active) tile.softmax.rescale(tile.output);
         }
-        tile.pack_weights(weights, scores);
+        pack_weights<T>(weights, scores);
         const int value_slot = begin_output(position);
         finish_products<0>();
         pipeline.release(value_slot);

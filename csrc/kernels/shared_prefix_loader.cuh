@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/cursor.cuh"
 #include "kernels/instructions.cuh"
 #include "kernels/row_tile.cuh"
 #include "kernels/shared_prefix_work.cuh"
@@ -18,18 +19,12 @@ __device__ inline void load_page(const SharedPrefixAttentionParams& p, int kv_he
     const int lane = threadIdx.x % 32;
 #if __CUDA_ARCH__ >= 900
     if (lane != 0) return;
-    asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }\n" ::"r"(filled),
-                 "r"(is_there ? kBlockTokens * kHeadDim * 2 : 0)
-                 : "memory");
+    barrier_expect(filled, is_there ? kBlockTokens * kHeadDim * 2 : 0);
     if (!is_there) return;
 #pragma unroll
     for (int half = 0; half < kHeadDim / 64; ++half) {
-        asm volatile(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-            "%4}], [%2];\n" ::"r"(rows + half * kHalfBytes),
-            "l"(is_value ? &p.value_map : &p.key_map), "r"(filled), "r"(kv_head * kHeadDim + half * 64),
-            "r"(page_id * kBlockTokens)
-            : "memory");
+        copy_box(rows + half * kHalfBytes, is_value ? p.value_map : p.key_map, filled,
+                 kv_head * kHeadDim + half * 64, page_id * kBlockTokens);
     }
 #else
     constexpr int kChunks = kHeadDim / 8;
@@ -106,22 +101,6 @@ struct Pipeline {
     __device__ void release_item(int slot) const { barrier_arrive(shared_address(&item_drained[slot])); }
 };
 
-// A slot of the pipeline, and the parity that it completes.
-template <int kSlots>
-struct Cursor {
-    int slot = 0;
-    uint32_t parity = 0;
-
-    __device__ void advance() {
-        if (++slot == kSlots) slot = 0, parity ^= 1;
-    }
-    __device__ Cursor take() {
-        const Cursor taken = *this;
-        advance();
-        return taken;
-    }
-};
-
 // A loading warp: streams its page of each tile through the stages, always as far ahead as there are stages,
 // across the borders of items. The first one, the leader, also claims the items and hands them to all others.
 template <typename T, int kHeadDim, int kStages>
@@ -135,8 +114,8 @@ class Loader {
     __device__ void run() {
 #if __CUDA_ARCH__ >= 900
         if (lane() == 0) {
-            asm volatile("prefetch.tensormap [%0];\n" ::"l"(&p_.key_map) : "memory");
-            asm volatile("prefetch.tensormap [%0];\n" ::"l"(&p_.value_map) : "memory");
+            prefetch_map(p_.key_map);
+            prefetch_map(p_.value_map);
         }
 #endif
         next_ = blockIdx.x;
