@@ -69,7 +69,7 @@ def test_ragged_chunks_equal_attention_in_float64(
         expected[chunk] = reference(query[chunk], tokens[0], tokens[1], BEFORE[i]).float()
     tiles = torch.from_numpy(prefill_tiles(start, ends, range(len(ends)), 1, rows))
     output = torch.full_like(query, 7.0)
-    plan = PrefillPlan(tiles, tables, rows)
+    plan = PrefillPlan(tiles, tables, rows, num_tokens=sum(ends))
     paged_prefill.paged_prefill(query, caches[0], caches[1], output, plan, head_dim**-0.5)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
 

@@ -121,7 +121,10 @@ class StepBuffers:
         last_table = first_table + len(chunks)
         host["block_tables"].reshape(shape)[first_table:last_table, : tables.shape[1]] = tables[chunks]
         return PrefillPlan(
-            device["tiles"][: tiles.size].view(-1, 4), device["block_tables"].view(shape), rows
+            device["tiles"][: tiles.size].view(-1, 4),
+            device["block_tables"].view(shape),
+            rows,
+            num_tokens=sum(batch.seq_lens[i] for i in chunks),
         )
 
     def _views(self, num_rows: int, num_logits: int | None, num_decodes: int) -> StepViews:

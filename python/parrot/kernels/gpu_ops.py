@@ -1,6 +1,6 @@
 """The decoder's operations on a GPU: cuBLAS products through torch, everything between them in own kernels.
 
-Decodes go through SharedPrefixAttention (CUDA, or its Triton twin), chunks of prefill through paged prefill.
+Decodes go through SharedPrefixAttention, chunks of prefill through paged prefill; CUDA, or a Triton twin.
 LayerNorm, which one family has, is torch's.
 """
 
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .gpu_buffers import StepBuffers, StepViews
 from .ops import Affine, Batch, DecoderShape, HeadNorms, Norm, Pages, StepLimits
-from .paged_prefill import compile_prefill, paged_prefill
+from .paged_prefill import PrefillPlan, compile_prefill, paged_prefill
+from .paged_prefill_cuda import CudaPrefill
 from .shared_prefix import Implementation, SharedPrefixAttention
 from .torch_ops import TensorStep
 from .triton_ids import put_known_ids
@@ -22,7 +23,8 @@ _FIRST_LIMITS = StepLimits(rows=512, sequences=64, blocks=512)  # of buffers tha
 
 
 class GpuOps:
-    """``DecoderOps[Tensor, Tensor, Tensor]`` for float16 and bfloat16. ``attention``: of decodes."""
+    """``DecoderOps[Tensor, Tensor, Tensor]`` for float16 and bfloat16. ``attention``: of decodes, and of
+    chunks where the CUDA kernel for them runs; elsewhere Triton computes them."""
 
     def __init__(
         self,
@@ -41,6 +43,8 @@ class GpuOps:
         self._device = device
         self._implementation = attention
         self._buffers: StepBuffers | None = None
+        is_cuda = attention == "cuda" and CudaPrefill.supports(device, shape.head_dim)
+        self._cuda_prefill = CudaPrefill(device) if is_cuda else None
 
     def pack(self, weight: Tensor, *, gated: bool = False) -> Tensor:  # noqa: ARG002
         """The weight as it is; what makes a gated layer is done by :meth:`GpuStep.expand`."""
@@ -59,6 +63,17 @@ class GpuOps:
         """Compile the kernels for chunks of prefill now, so that no long prompt waits for it."""
         keys, values = pages.k[0], pages.v[0]
         compile_prefill(keys.new_empty(1, self.shape.num_heads, self.shape.head_dim), keys, values)
+
+    def prefill(
+        self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, plan: PrefillPlan, scale: float
+    ) -> None:
+        """Attention of the plan's chunks: by the CUDA kernel where it runs and the step has tiles of its
+        height, the tall ones; else by Triton's."""
+        kernel = self._cuda_prefill
+        if kernel is None or plan.rows != kernel.rows:
+            paged_prefill(query, keys, values, out, plan, scale)
+        else:
+            kernel(query, keys, values, out, plan, scale)
 
     def begin(self, batch: Batch, pages: Pages) -> GpuStep:
         """Plan the attention of decodes and of chunks, and upload all that the step reads."""
@@ -116,6 +131,7 @@ class GpuStep(TensorStep):
         super().__init__(ops.shape, views, pages)
         self._views = views
         self._attention = buffers.attention
+        self._ops = ops
         self._rotations = ops.rotations
         self._scale = ops.shape.head_dim**-0.5
 
@@ -148,7 +164,7 @@ class GpuStep(TensorStep):
         if self._views.num_decodes:
             self._attend_decodes(query, keys, values, out)
         if self._views.chunks is not None:
-            paged_prefill(query, keys, values, out, self._views.chunks, self._scale)
+            self._ops.prefill(query, keys, values, out, self._views.chunks, self._scale)
         return out.flatten(1)
 
     def _attend_decodes(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:

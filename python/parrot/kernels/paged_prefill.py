@@ -35,7 +35,8 @@ class PrefillPlan:
 
     tiles: Tensor  # int32 [num_tiles, 4], see prefill_tiles
     block_tables: Tensor  # int32 [>= n, max_blocks]
-    rows: int  # of a tile: LOW or TALL
+    rows: int  # of a tile
+    num_tokens: int  # that the chunks attend to, in sum over their sequences
 
 
 def tile_rows(lengths: Sequence[int], seq_lens: Sequence[int], heads: int) -> int:
@@ -218,5 +219,5 @@ def compile_prefill(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> No
     tile without rows computes nothing."""
     tables = torch.zeros(1, 1, dtype=torch.int32, device=query.device)
     for rows in (LOW, TALL):
-        plan = PrefillPlan(tables.new_zeros(1, 4), tables, rows)
+        plan = PrefillPlan(tables.new_zeros(1, 4), tables, rows, num_tokens=1)
         paged_prefill(query, key_cache, value_cache, torch.empty_like(query), plan, 1.0)

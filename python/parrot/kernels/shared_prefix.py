@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import _core
 from .staging import Staging
-from .tensor_checks import check_device, check_dtype, check_int32, check_layout, check_shape, fits, with_index
+from .tensor_checks import check_dtype, check_int32, check_tensor, with_index
 
 I32 = npt.NDArray[np.int32]
 Implementation = Literal["cuda", "triton"]
@@ -301,12 +301,7 @@ class SharedPrefixAttention:
             ("key_cache", key_cache, cache),
             ("value_cache", value_cache, cache),
         ):
-            if fits(tensor, shape, query.dtype, self._device):
-                continue
-            check_shape(name, tensor, shape)
-            check_dtype(name, tensor, (query.dtype,))
-            check_device(name, tensor, self._device)
-            check_layout(name, tensor)
+            check_tensor(name, tensor, shape, query.dtype, self._device)
         if self._max_block >= num_blocks:
             raise ValueError(
                 f"key_cache axis 0 is {num_blocks}, expected at least {self._max_block + 1}: "

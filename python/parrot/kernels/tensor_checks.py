@@ -21,7 +21,7 @@ def with_index(device: torch.device | str) -> torch.device:
 
 
 def fits(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether all of the following would pass: a call on each layer's path."""
+    """Whether all checks of :func:`check_tensor` would pass: a call on each layer's path."""
     return (
         tensor.shape == shape
         and tensor.dtype == dtype
@@ -29,6 +29,18 @@ def fits(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: tor
         and tensor.is_contiguous()
         and tensor.data_ptr() % _ALIGNMENT == 0
     )
+
+
+def check_tensor(
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise ValueError unless ``tensor`` fits, naming the axis and both values."""
+    if fits(tensor, shape, dtype, device):
+        return
+    check_shape(name, tensor, shape)
+    check_dtype(name, tensor, (dtype,))
+    check_device(name, tensor, device)
+    check_layout(name, tensor)
 
 
 def check_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> None:

@@ -1,0 +1,74 @@
+"""Causal attention of chunks of prefill over a paged cache, by the CUDA kernel, which is for Hopper alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .paged_prefill import BLOCK_SIZE, PrefillPlan
+from .tensor_checks import check_dtype, check_tensor, with_index
+
+
+class CudaPrefill:
+    """Launches the kernel on one device, one stream at a time; plans are made of tiles of ``rows`` rows."""
+
+    def __init__(self, device: torch.device) -> None:
+        from .. import _kernels  # present only where nvcc was found
+
+        self.rows = _kernels.paged_prefill_rows()
+        self._kernels = _kernels
+        self._device = with_index(device)
+        self._next_work = torch.zeros(1, dtype=torch.int32, device=device)  # every launch leaves it zero
+
+    @staticmethod
+    def supports(device: torch.device, head_dim: int) -> bool:
+        """Whether the kernel runs there: compute capability 9.0, heads of 64 or 128."""
+        if device.type != "cuda" or head_dim not in (64, 128):
+            return False
+        from .. import _kernels
+
+        with torch.cuda.device(device):
+            return _kernels.has_paged_prefill()
+
+    def __call__(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        output: Tensor,
+        plan: PrefillPlan,
+        scale: float,
+    ) -> None:
+        """The same as :func:`~parrot.kernels.paged_prefill.paged_prefill`, in float16 or bfloat16. Raises
+        ValueError for a tensor that does not fit, naming its axis and both values."""
+        num_rows, heads, head_dim = query.shape
+        num_blocks, _, kv_heads, _ = key_cache.shape
+        cache = (num_blocks, BLOCK_SIZE, kv_heads, head_dim)
+        check_dtype("query", query, (torch.float16, torch.bfloat16))
+        for name, tensor, shape in (
+            ("query", query, (num_rows, heads, head_dim)),
+            ("output", output, (num_rows, heads, head_dim)),
+            ("key_cache", key_cache, cache),
+            ("value_cache", value_cache, cache),
+        ):
+            check_tensor(name, tensor, shape, query.dtype, self._device)
+        self._kernels.paged_prefill(
+            query=query.data_ptr(),
+            key_cache=key_cache.data_ptr(),
+            value_cache=value_cache.data_ptr(),
+            output=output.data_ptr(),
+            tiles=plan.tiles.data_ptr(),
+            block_tables=plan.block_tables.data_ptr(),
+            next_work=self._next_work.data_ptr(),
+            num_rows=num_rows,
+            num_tiles=len(plan.tiles),
+            num_tokens=plan.num_tokens,
+            num_blocks=num_blocks,
+            max_blocks=plan.block_tables.stride(0),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            is_bfloat16=query.dtype == torch.bfloat16,
+            softmax_scale=scale,
+            stream=torch.cuda.current_stream(self._device).cuda_stream,
+        )
