@@ -47,5 +47,5 @@ def test_every_kernel_compiles_for_hopper() -> None:
     kernels = {line.split()[0] for line in done.stdout.splitlines()}
     assert kernels == {
         *("_rms_norm", "_silu_mul", "_rope_append", "_prefill", "_attend", "_merge"),
-        *("_best_of_parts", "_best_of_row", "_put_known_ids"),
+        *("_best_of_parts", "_best_of_row", "_put_known_ids", "_bounds", "_draw"),
     }

@@ -29,6 +29,7 @@ from parrot.engine.graphs import (
 from parrot.engine.model import DecoderModel
 from parrot.engine.overlap import OverlappingEngine
 from parrot.engine.runner import ModelRunner
+from parrot.kernels import triton_draw
 from parrot.kernels.gpu_ops import GpuOps
 from parrot.kernels.ops import StepLimits
 from parrot.tokenizer.tokenizer import Tokenizer
@@ -125,11 +126,15 @@ def test_warming_up_also_compiles_what_decodes_do_not_launch(
     place: Place, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = []
+    drawn = []
     monkeypatch.setattr(GpuOps, "compile_prefill", lambda _, pages: compiled.append(pages))
+    monkeypatch.setattr(triton_draw, "draw", lambda *arguments: drawn.append(arguments))
     runner = place.runner(tiny, recorded=True)
     assert runner.graphs is not None
     runner.graphs.warm_up()
     assert compiled == [runner.kv]
+    assert [parameters.top_k is None for *_, parameters in drawn] == [True, False]
+    assert drawn[0][0].shape == (1, runner.vocab_size)
 
 
 def test_sizes_are_those_that_rows_are_padded_to() -> None:

@@ -47,6 +47,16 @@ def test_too_little_memory_is_an_error_with_the_numbers(
         blocks(config)
 
 
+def test_what_torch_only_keeps_in_store_counts_as_free(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block_bytes = 16 * config.kv_bytes_per_token(torch.float16)
+    free = [100 * block_bytes]  # beside what a model of this process before has left
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(1000 * block_bytes))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free[-1], 2000 * block_bytes))
+    assert memory.choose_num_blocks(config, torch.float16, torch.device("cuda:0")) == 850
+
+
 def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
     assert memory._cgroup_available(tmp_path) == 2**62
     (tmp_path / "memory.max").write_text("max\n")

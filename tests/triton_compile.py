@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from parrot.kernels import paged_prefill, shared_prefix_triton, triton_ids, triton_ops
+from parrot.kernels import paged_prefill, shared_prefix_triton, triton_draw, triton_ids, triton_ops
 
 HOPPER = GPUTarget("cuda", 90, 32)
 MODEL = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128}
@@ -31,6 +31,14 @@ POINTERS = {
     "ids": "*i32",
     "token_ids": "*i32",
     "previous_ids": "*i64",
+    "likeliest": "*i64",
+    "scales": "*fp32",
+    "leasts": "*fp32",
+    "top_ks": "*i64",
+    "top_ps": "*fp64",
+    "bounds": "*fp32",
+    "num_equals": "*i32",
+    "targets": "*fp64",
 }
 SCALARS = {
     "eps": "fp32",
@@ -39,6 +47,7 @@ SCALARS = {
     "size": "i32",
     "part_size": "i32",
     "num_rows": "i32",
+    "vocab_size": "i32",
 }
 KERNELS: list[tuple[Any, dict[str, object], dict[str, str]]] = [
     (triton_ops._rms_norm, {"SIZE": 4096, "PADDED": 4096}, {}),
@@ -61,6 +70,8 @@ KERNELS: list[tuple[Any, dict[str, object], dict[str, str]]] = [
     (triton_ids._best_of_parts, {"PARTS": 32, "TILE": 2048}, {}),
     (triton_ids._best_of_row, {"PARTS": 32}, {"out": "*i64"}),
     (triton_ids._put_known_ids, {"ROWS": 1024}, {}),
+    (triton_draw._bounds, {"TILE": triton_draw._TILE}, {"rows": "*i64"}),
+    (triton_draw._draw, {"TILE": triton_draw._TILE}, {"rows": "*i64", "out": "*i64"}),
 ]
 
 

@@ -140,6 +140,8 @@ class GraphedDecodes:
     def warm_up(self) -> None:
         """Record all sizes, the largest first, whose memory the others then share, and compile what other
         steps launch besides."""
+        from ..kernels.triton_draw import compile_draws  # Triton, which is not everywhere
+
         started = time.monotonic()
         self._ops.compile_prefill(self._kv)
         scratch, zero = len(self._kv.k[0]) - 1, torch.zeros(1, dtype=torch.int64)
@@ -153,7 +155,8 @@ class GraphedDecodes:
             logit_rows=zero,
         )
         for size in reversed(self.sizes):
-            self._run(batch, size)
+            logits, likeliest = self._run(batch, size)
+        compile_draws(logits, likeliest)
         log.info("recorded steps of %d sizes in %.1f s", len(self.sizes), time.monotonic() - started)
 
     def _run(self, batch: StepBatch, size: int) -> tuple[Tensor, Tensor]:

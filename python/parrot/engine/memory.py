@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import torch
@@ -36,6 +37,8 @@ def choose_num_blocks(
             )
         return requested
     if device.type == "cuda":
+        gc.collect()  # what loading left behind, or a model of this process before, is no use to anybody
+        torch.cuda.empty_cache()
         available = torch.cuda.mem_get_info(device)[0]
         num_blocks = int(available * _CUDA_SHARE) // block_bytes
     else:

@@ -188,6 +188,12 @@ def to_list(ids: Tensor) -> list[int | None]:
     return [None if token_id < 0 else token_id for token_id in ids.tolist()]
 
 
+def _on(device: torch.device, values: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """[n]. A copy from memory that is not pinned would wait for all that the device has to do."""
+    tensor = torch.tensor(values, dtype=dtype)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
 def _parts(table: Tensor) -> list[slice]:
     """The rows of a table [n, vocab] in the pieces in which they are worked on."""
     size = max(1, len(table) if table.is_cuda else _CPU_CHUNK // table.shape[1])
@@ -214,16 +220,16 @@ class _Plan:
         self._plan_penalties(vocab_size)
 
     def _index(self, rows: Sequence[int]) -> Tensor:
-        return torch.tensor(rows, dtype=torch.int64, device=self.device)
+        return _on(self.device, rows, torch.int64)
 
     def _column(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=self.device)[:, None]
+        return _on(self.device, values, torch.float64)[:, None]
 
     def _plan_bias(self) -> None:
         entries = [(i, *entry) for i, s in enumerate(self._shaped_states) for entry in s.sampling.logit_bias]
         rows, ids, values = zip(*entries, strict=True) if entries else ((), (), ())
         self._bias_at = (self._index(rows), self._index(ids))
-        self._bias = torch.tensor(values, dtype=torch.float64, device=self.device)
+        self._bias = _on(self.device, values, torch.float64)
 
     def _plan_penalties(self, vocab_size: int) -> None:
         """``_counts`` holds the rows' counts from here on; each state keeps a view of its row."""
@@ -314,7 +320,7 @@ class _Draw:
 
     def _targets(self, positions: Sequence[int], device: torch.device) -> Tensor:
         number = uniform(self.seeds, [positions[row] for row in self.row_list])
-        return torch.from_numpy(number).to(device, non_blocking=True)
+        return _on(device, number.tolist(), torch.float64)
 
     def _ids(self, logits: Tensor, target: Tensor, part: slice) -> Tensor:
         # Subtract before dividing: a small temperature would send large logits to infinity.
@@ -352,14 +358,14 @@ def _draw(
     samplings = [states[row].sampling for row in rows]
 
     def column(values: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)[:, None]
+        return _on(device, values, dtype)[:, None]
 
     top_k = [sampling.top_k if sampling.top_k > 0 else 2**31 for sampling in samplings]
     return _Draw(
-        rows=torch.tensor(rows, device=device),
+        rows=_on(device, rows, torch.int64),
         row_list=rows,
         is_shaped=is_shaped,
-        source_rows=torch.tensor([place.get(row, 0) for row in rows], device=device),
+        source_rows=_on(device, [place.get(row, 0) for row in rows], torch.int64),
         temperature=column([sampling.temperature for sampling in samplings]),
         min_p=column([sampling.min_p for sampling in samplings]) if has_min_p else None,
         seeds=np.array([states[row].seed for row in rows], dtype=np.uint64),

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 4096
+_TILE = 8192
 _LOG2_E = 1.4426950408889634
 
 
@@ -68,7 +68,7 @@ def _bounds(  # type: ignore[no-untyped-def]
         for bit in range(30):
             candidate = k_bits | (1 << (29 - bit))
             bound = candidate.to(tl.float32, bitcast=True)
-            count, _ = _count_and_sum(source, bound, top, scale, least, vocab_size, TILE)
+            count, _sum = _count_and_sum(source, bound, top, scale, least, vocab_size, TILE)
             k_bits = tl.where(count >= top_k, candidate, k_bits)
     k_bound = k_bits.to(tl.float32, bitcast=True)
     above, sum_above = _count_and_sum(
@@ -77,21 +77,21 @@ def _bounds(  # type: ignore[no-untyped-def]
     k_equals = tl.maximum(top_k - above, 0).to(tl.int32)
     bits, equals = k_bits, k_equals
     if top_p < 1.0:
-        at_k, _ = _count_and_sum(source, k_bound, top, scale, least, vocab_size, TILE)
+        at_k, _sum_at_k = _count_and_sum(source, k_bound, top, scale, least, vocab_size, TILE)
         kept = sum_above + tl.minimum(k_equals, at_k - above).to(tl.float64) * k_bound.to(tl.float64)
         target = top_p * kept
         p_bits = tl.zeros([], tl.int32)
         for bit in range(30):
             candidate = p_bits | (1 << (29 - bit))
             bound = candidate.to(tl.float32, bitcast=True)
-            _, total = _count_and_sum(source, bound, top, scale, least, vocab_size, TILE)
+            _count, total = _count_and_sum(source, bound, top, scale, least, vocab_size, TILE)
             p_bits = tl.where(total >= target, candidate, p_bits)
         if p_bits >= k_bits:
-            _, total = _count_and_sum(
+            _count_above, total_above = _count_and_sum(
                 source, (p_bits + 1).to(tl.float32, bitcast=True), top, scale, least, vocab_size, TILE
             )
             value = p_bits.to(tl.float32, bitcast=True).to(tl.float64)
-            needed = tl.maximum(tl.ceil((target - total) / value), 1.0).to(tl.int32)
+            needed = tl.maximum(tl.ceil((target - total_above) / value), 1.0).to(tl.int32)
             equals = tl.where(p_bits == k_bits, tl.minimum(needed, k_equals), needed)
             bits = p_bits
     tl.store(bounds + i, bits.to(tl.float32, bitcast=True))
@@ -174,9 +174,18 @@ def draw(logits: Tensor, likeliest: Tensor, targets: Tensor, parameters: DrawPar
     bounds = torch.zeros_like(scales)
     num_equals = torch.zeros(size, dtype=torch.int32, device=rows.device)
     shared = (logits, rows, likeliest, scales, leasts)
-    options = {"TILE": _TILE, "num_warps": 8}
+    options = {"TILE": _TILE, "num_warps": 16}
     if parameters.top_k is not None:
         limits = (parameters.top_k, parameters.top_p)
         _bounds[(size,)](*shared, *limits, bounds, num_equals, vocab_size, **options)
     _draw[(size,)](*shared, bounds, num_equals, targets, out, vocab_size, **options)
     return out
+
+
+def compile_draws(logits: Tensor, likeliest: Tensor) -> None:
+    """Draw once in every way, from ``logits`` [n, vocab] as steps have them, so that no request waits for the
+    compiler."""
+    row = torch.zeros(1, dtype=torch.int64, device=logits.device)
+    one = torch.ones(1, dtype=torch.float64, device=logits.device)
+    for top_k in (None, row + 1):
+        draw(logits, likeliest, 0 * one, DrawParameters(row, one, None, top_k, 0.5 * one))
