@@ -305,7 +305,7 @@ class _Draw:
 
     def ids_unshaped(self, logits: Tensor, likeliest: Tensor, positions: Sequence[int]) -> Tensor:
         """The same from the logits of the whole batch, [n, vocab] as they come; ``likeliest`` int64 [n]."""
-        if not logits.is_cuda:
+        if not (logits.is_cuda and _has_triton()):
             return self.ids(logits[self.rows].double(), positions)
         from ..kernels.triton_draw import DrawParameters, draw  # Triton, which is not everywhere
 
