@@ -72,7 +72,7 @@ PARTS = (  # the quickest, and those that the others rest on, first
     tests("tests-step", "tests/test_gpu_step.py tests/test_triton_ids.py -m gpu", 240),
     tests("tests-model", "tests/test_model.py tests/test_sampling.py tests/test_triton_draw.py -m gpu", 180),
     tests("tests-families", "tests/test_engine_families.py -m gpu", 300),
-    replace(tests("tests-gpus", "tests/system/test_gpus.py", 300), least_gpus=2),
+    replace(tests("tests-gpus", "tests/system/test_several_gpus.py", 300), least_gpus=2),
     sanitizer("memcheck", "suffix_may_end or no_token or 256_requests or many_items", 180),
     sanitizer("racecheck", "no_token or many_items", 240),
     sanitizer("synccheck", "no_token or many_items", 180),
