@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,18 @@ common: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthChec
 settings.register_profile("parrot", derandomize=True, **common)
 settings.register_profile("search", **common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "parrot"))
+
+
+@pytest.fixture
+def garbage_at_rest() -> Iterator[None]:
+    """As in a service, nothing collects by itself: in a process that has run many tests one collection takes
+    longer than what a test of turns may find."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -191,6 +191,7 @@ WORST: dict[str, tuple[Transforms, str]] = {
 }
 
 
+@pytest.mark.usefixtures("garbage_at_rest")
 @pytest.mark.parametrize("name", WORST)
 def test_no_legal_value_holds_the_loop(name: str) -> None:
     """Processor time of the graph's own part; by itself each takes 0.05 to 0.5 s."""

@@ -127,6 +127,7 @@ def test_a_deadline_that_comes_near_makes_its_calls_latency_bound(tiny_model: Pa
     run(tiny_model, scenario)
 
 
+@pytest.mark.usefixtures("garbage_at_rest")
 def test_a_wide_submit_does_not_hold_up_the_loop(tiny_model: Path) -> None:
     calls = [
         prompt_call(

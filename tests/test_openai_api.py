@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 
 from manager_harness import Manager, until
 from openai_harness import HELLO, reply, run
@@ -77,6 +78,7 @@ def test_message_contents_are_literal_text(tiny_model: Path) -> None:
     run(tiny_model, scenario)
 
 
+@pytest.mark.usefixtures("garbage_at_rest")
 def test_a_big_legal_prompt_does_not_delay_health(tiny_model: Path) -> None:
     async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
         engine = await manager.add_engine(held=True, max_model_len=2_000_000, num_tokens=4_000_000)

@@ -347,6 +347,7 @@ def test_smollm2_boundaries_are_stable(smollm2_dir: Path, before: list[Piece], a
         assert np.array_equal(whole.token_ids[:boundary], prefix.token_ids[:boundary])
 
 
+@pytest.mark.usefixtures("garbage_at_rest")
 def test_smollm2_encodes_a_long_constant_once(smollm2_dir: Path) -> None:
     constant = Piece(
         "".join(f"Line {i}: the quick brown fox isn't lazy.\n" for i in range(2000)), control=True
