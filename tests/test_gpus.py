@@ -34,7 +34,10 @@ def test_all_of_them_or_those_named() -> None:
     ("selection", "message"),
     [
         ("3", "no GPU 3, only 3"),
-        ("0,0", "neither 'all' nor"),
+        ("0,0", "names a GPU twice"),
+        ("0,00", "names a GPU twice"),
+        ("0,\u0660", "neither 'all' nor"),  # a zero in another script
+        ("9" * 5000, "neither 'all' nor"),
         ("", "neither 'all' nor"),
         ("0,", "neither 'all' nor"),
         ("-1", "neither 'all' nor"),

@@ -134,6 +134,7 @@ def test_a_block_that_is_refused_once_is_no_reason_to_refuse_the_next_plan():
         ({"num_heads": 130}, r"^num_heads is 130, expected 1 to 64 times num_kv_heads, which is 2$"),
         ({"head_dim": 24}, r"^head_dim is 24, expected a power of two from 16$"),
         ({"head_dim": 256, "implementation": "cuda"}, r"^head_dim is 256, expected 64 or 128$"),
+        ({"implementation": "torch"}, r"^implementation is 'torch', expected 'cuda' or 'triton'$"),
         ({"max_parts": 0}, r"^max_parts is 0, expected at least 1$"),
         ({"max_requests": -1}, r"^max_requests is -1, expected at least 1$"),
     ],

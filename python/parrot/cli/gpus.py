@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import ConfigError, SetupError
 
 _DRIVER = Path("/dev/nvidiactl")
+_DIGITS = 4  # of the number of a GPU
 
 
 def gpu_devices(selection: str) -> list[str]:
@@ -27,13 +28,20 @@ def gpu_devices(selection: str) -> list[str]:
         )
     if selection == "all":
         return [f"cuda:{number}" for number in range(count)]
-    numbers = selection.split(",")
-    if not all(number.isdecimal() for number in numbers) or len(set(numbers)) < len(numbers):
-        raise ConfigError(f"--gpus {selection!r} is neither 'all' nor numbers such as '0,2'", param="gpus")
+    names = selection.split(",")
+    if not all(name.isascii() and name.isdecimal() and len(name) <= _DIGITS for name in names):
+        raise ConfigError(
+            f"--gpus {selection[:80]!r} is neither 'all' nor numbers such as '0,2'", param="gpus"
+        )
+    numbers = [int(name) for name in names]
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"--gpus {selection[:80]} names a GPU twice", param="gpus")
     for number in numbers:
-        if int(number) >= count:
-            raise ConfigError(f"--gpus {selection}: there is no GPU {number}, only {count}", param="gpus")
-    return [f"cuda:{int(number)}" for number in numbers]
+        if number >= count:
+            raise ConfigError(
+                f"--gpus {selection[:80]}: there is no GPU {number}, only {count}", param="gpus"
+            )
+    return [f"cuda:{number}" for number in numbers]
 
 
 def check_device(device: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,9 @@ class SharedPrefixAttention:
 
     def _choose(self, implementation: Implementation) -> tuple[_Launch, int]:
         """The launch of an implementation, and how many entries it works on at once."""
+        if implementation not in get_args(Implementation):
+            known = " or ".join(map(repr, get_args(Implementation)))
+            raise ValueError(f"implementation is {implementation!r}, expected {known}")
         if implementation == "triton":
             if self.head_dim < 16 or self.head_dim & (self.head_dim - 1):
                 raise ValueError(f"head_dim is {self.head_dim}, expected a power of two from 16")
