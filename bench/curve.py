@@ -7,6 +7,7 @@ On a GPU: the shapes llama-7b and llama-13b in fp16 with random weights. Without
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,9 @@ def _print(model: str, points: list[dict[str, Any]], capacities: dict[str, int])
 
 
 def _draw(curves: dict[str, dict[str, Any]], path: Path) -> None:
+    if find_spec("matplotlib") is None:
+        print("no picture: pip install 'parrot-serve[bench]' has matplotlib")
+        return
     import matplotlib
 
     matplotlib.use("Agg")
