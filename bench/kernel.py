@@ -1,11 +1,12 @@
 """Shared-prefix decode attention on the GPU: time over the memory floor, beside peers (docs/attention.md).
 
 Needs the package with its CUDA module, and torch; no model, no manager. Each row rotates over copies of the
-KV cache that together exceed the L2 cache, pages are shuffled, and times are medians of CUDA-graph replays.
-Every measurement is printed as it is made, and ``--json`` is written anew after each row, so that a run that
-is cut off keeps its rows:
+KV cache that together exceed the L2 cache, pages are shuffled, and times are medians of CUDA-graph replays
+(30, of peers 10). Every measurement is printed as it is made, and ``--json`` is written anew after each row,
+so that a run that is cut off keeps its rows. An arm that raises is not run, and its row says why:
 
     python -m bench.kernel --quick --json FILE --only grid groups deep balance peers planning
+    python -m bench.kernel --row "32/8 16x6000 +256" --once    under a profiler
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .kernel_arms import (
     BALANCES,
     Arm,
     installed_arms,
+    launch_once,
     make_kernel,
     measure_arm,
     reference,
@@ -35,6 +37,7 @@ from .kernel_rows import Problem, Row, all_rows, plan_costs
 
 # Rows of ours and its twin; then what is measured on all of these rows.
 PARTS = ("grid", "groups", "deep", "balance", "peers", "planning")
+REPLAYS, PEER_REPLAYS, QUICK_REPLAYS = 30, 10, 8
 Save = Callable[[dict[str, Any]], None]
 
 
@@ -59,7 +62,7 @@ class Run:
         torch.manual_seed(0)
         return Problem(row, torch.float16, self.device, self._min_bytes)
 
-    def measure(self, row: Row, arms: dict[str, Arm]) -> None:
+    def measure(self, row: Row, arms: dict[str, Arm], most_repeats: int = REPLAYS) -> None:
         """Times of ``arms`` in a row, added to what the row has."""
         problem = self.problem(row)
         kept = self.result["rows"].setdefault(row.name, _describe_row(problem))
@@ -69,7 +72,7 @@ class Run:
         if "plan" not in kept:
             kept["plan"] = self._describe_plan(problem)
         for name, arm in arms.items():
-            kept["arms"][name] = measure_arm(arm, problem, expected, self.repeats)
+            kept["arms"][name] = measure_arm(arm, problem, expected, min(self.repeats, most_repeats))
             show_measurement(row.name, name, kept)
         self.keep()
 
@@ -112,13 +115,11 @@ def run(
 ) -> dict[str, Any]:
     """The parts ``only`` (all of them): ours and its twin on every row first, then what else there is."""
     parts = only or list(PARTS)
-    if device is None and not torch.cuda.is_available():
-        raise SystemExit("bench kernel needs a CUDA GPU")
-    device = device or torch.device("cuda", torch.cuda.current_device())
+    device = device or _gpu()
     rows = [
         row for row in rows or all_rows() if row.part in parts or not {"grid", "groups", "deep"} & set(parts)
     ]
-    made = Run(rows, device, 8 if quick else 30, min_bytes, save)
+    made = Run(rows, device, QUICK_REPLAYS if quick else REPLAYS, min_bytes, save)
     if device.type == "cuda":
         made.result["copy_bandwidth"] = round(copy_bandwidth())
         print(
@@ -138,10 +139,16 @@ def run(
             made.measure(row, {name: shared_prefix("cuda", costs) for name, costs in BALANCES.items()})
     if "peers" in parts:
         for row in rows if peers else ():
-            made.measure(row, peers)
+            made.measure(row, peers, PEER_REPLAYS)
     made.result.update(summarize(made.result))
     made.keep()
     return made.result
+
+
+def _gpu() -> torch.device:
+    if not torch.cuda.is_available():
+        raise SystemExit("bench kernel needs a CUDA GPU")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _describe(device: torch.device) -> str:
@@ -159,26 +166,43 @@ def _describe_row(problem: Problem) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line; the last line is ``RESULT`` and JSON."""
+def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.kernel",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="8 replays instead of 30")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_REPLAYS} replays")
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=" ".join(PARTS))
+    parser.add_argument("--row", nargs="+", metavar="NAME", help="only rows that are printed by these names")
+    parser.add_argument(
+        "--once", action="store_true", help="one launch of our kernel in each row and no more"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="written anew after each row")
     options = parser.parse_args(argv)
+    names = [row.name for row in all_rows()]
+    for name in options.row or ():
+        if name not in names:
+            parser.error(f"no such row: {name}; there are {'; '.join(names)}")
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; the last line is ``RESULT`` and JSON. Exit code 1 where an arm of ours was not run."""
+    options = _options(argv)
+    rows = [row for row in all_rows() if not options.row or row.name in options.row]
+    if options.once:
+        launch_once(rows, _gpu())
+        return 0
 
     def save(result: dict[str, Any]) -> None:
         if options.json is not None:
             options.json.parent.mkdir(parents=True, exist_ok=True)
             options.json.write_text(json.dumps(result, indent=1) + "\n")
 
-    result = run(options.quick, options.only, save=save)
+    result = run(options.quick, options.only, rows=rows, save=save)
     print("RESULT", json.dumps(result))
-    return 0
+    return 1 if result["not_run"] else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,7 +18,7 @@ from parrot.kernels.shared_prefix import (
     shared_prefix_attention_reference,
 )
 
-from .kernel_rows import HEAD_DIM, Problem
+from .kernel_rows import HEAD_DIM, Problem, Row
 from .peers import attention_gpu
 
 SCALE = HEAD_DIM**-0.5
@@ -80,6 +80,14 @@ def reference(problem: Problem) -> Launch:
     )
 
 
+def launch_once(rows: Sequence[Row], device: torch.device) -> None:
+    """One launch of our kernel in each row, for a profiler."""
+    for row in rows:
+        problem = Problem(row, torch.float16, device)
+        shared_prefix("cuda")(problem)(*problem.caches[0])
+    torch.cuda.synchronize(device)
+
+
 def installed_arms(device: torch.device) -> tuple[dict[str, Arm], dict[str, Arm]]:
     """Ours and the peers' arms that this machine has, by name."""
     if device.type != "cuda":
@@ -127,17 +135,17 @@ def time_calls(launches: list[Callable[[], object]], repeats: int) -> list[float
 
 
 def measure_arm(arm: Arm, problem: Problem, expected: Tensor, repeats: int) -> dict[str, Any]:
-    """Median, least and most microseconds of an arm, and its error in the first copy of the cache; what it
-    raised where it cannot run the row."""
+    """Median, least and most microseconds of an arm, and its error in the first copy of the cache; or why it
+    was not run: what it raised, which must not end the run of the others."""
     timer = time_graph if problem.device.type == "cuda" else time_calls
     try:
         launch = arm(problem)
         error = ((launch(*problem.caches[0]).double() - expected).norm() / expected.norm()).item()
         times = timer([lambda kv=kv: launch(*kv) for kv in problem.caches], repeats)  # type: ignore[misc]
     except attention_gpu.CannotRun as reason:
-        return {"cannot": str(reason)}
-    except Exception as failure:  # a peer's failure must not end the run
-        return {"failed": f"{type(failure).__name__}: {failure}"[:300]}
+        return {"not run": str(reason)}
+    except Exception as failure:
+        return {"not run": f"{type(failure).__name__}: {failure}"[:300]}
     return {
         "us": round(statistics.median(times), 2),
         "least": round(min(times), 2),

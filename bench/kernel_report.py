@@ -9,13 +9,15 @@ import numpy as np
 from .peers.stored_attention import holds, stored
 
 OURS = "ours"
+OUR_ARMS = ("ours", "triton", "torch")  # what their names begin with
+FLASHINFER = ("paged", "cascade", "cascade fa2")
 
 
 def show_measurement(row: str, arm: str, kept: dict[str, Any]) -> None:
     """One line for one arm of one row."""
     measured = kept["arms"][arm]
-    if "us" not in measured:
-        text = f"cannot: {measured['cannot']}" if "cannot" in measured else f"FAILED: {measured['failed']}"
+    if "not run" in measured:
+        text = f"not run: {measured['not run']}"
     else:
         over = measured["us"] / kept["floor_us"]
         text = (
@@ -39,7 +41,7 @@ def best_peer(row: str, arms: dict[str, Any]) -> tuple[str, float, bool] | None:
     that were not measured."""
     times = {name: (us, False) for name, us in stored(row).items()}
     for name, measured in arms.items():
-        if "us" in measured and not name.startswith(("ours", "triton", "torch")):
+        if "us" in measured and not name.startswith(OUR_ARMS):
             times[name] = (measured["us"], True)
     if not times:
         return None
@@ -49,7 +51,8 @@ def best_peer(row: str, arms: dict[str, Any]) -> tuple[str, float, bool] | None:
 
 def summarize(result: dict[str, Any]) -> dict[str, Any]:
     """The targets: every row against the best peer, the mean and the largest time over the floor of the rows
-    with a prefix, groups and deep trees against FlashInfer, no sharing against it."""
+    with a prefix, groups and deep trees against FlashInfer, no sharing against it; and which arms of ours
+    were not run."""
     arms = {name: row["arms"] for name, row in result["rows"].items()}
     ours = {name: made[OURS]["us"] for name, made in arms.items() if "us" in made.get(OURS, {})}
     over = {name: us / result["rows"][name]["floor_us"] for name, us in ours.items()}
@@ -57,9 +60,7 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
     against: dict[str, Any] = {}
     for name, us in ours.items():
         peer = best_peer(name, arms[name])
-        flashinfer = [
-            arms[name][arm]["us"] for arm in ("paged", "cascade") if "us" in arms[name].get(arm, {})
-        ]
+        flashinfer = [arms[name][arm]["us"] for arm in FLASHINFER if "us" in arms[name].get(arm, {})]
         against[name] = {
             "over_floor": round(over[name], 3),
             "best_peer": None if peer is None else {"arm": peer[0], "us": peer[1], "measured": peer[2]},
@@ -79,6 +80,13 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
     slower = [name for name, row in against.items() if row["of_best_peer"] and row["of_best_peer"] > 1]
     summary["slower_than_a_peer"] = slower
     print(f"rows slower than the best peer: {', '.join(slower) or 'none'}")
+    summary["not_run"] = [
+        f"{arm}, {name}"
+        for name, made in arms.items()
+        for arm, measured in made.items()
+        if "not run" in measured and arm.startswith(OUR_ARMS)
+    ]
+    print(f"arms of ours that were not run: {'; '.join(summary['not_run']) or 'none'}")
     summary["balances"] = _balances(arms, grid)
     if "copy_bandwidth" in result:
         summary["stored_peers_hold"] = holds(result["copy_bandwidth"], arms)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from bench import kernel, kernel_planning, kernel_report, kernel_rows  # noqa: E402
-from bench.kernel_arms import measure_arm, reference  # noqa: E402
+from bench.kernel_arms import SCALE, measure_arm, reference  # noqa: E402
 from bench.kernel_rows import Batch, Problem, Row, all_rows, plan_costs  # noqa: E402
 from bench.peers import attention_gpu, stored_attention  # noqa: E402
 
@@ -91,8 +93,62 @@ def test_an_arm_that_fails_or_cannot_run_a_row_ends_nothing() -> None:
     def cannot(problem):
         return attention_gpu.groups_of(problem, several=True)
 
-    assert measure_arm(breaks, problem, expected, 1) == {"failed": "RuntimeError: no such kernel"}
-    assert "one group" in measure_arm(cannot, problem, expected, 1)["cannot"]
+    assert measure_arm(breaks, problem, expected, 1) == {"not run": "RuntimeError: no such kernel"}
+    assert "one group" in measure_arm(cannot, problem, expected, 1)["not run"]
+
+
+class OneLevel:
+    """FlashInfer's wrapper of one level, on the CPU."""
+
+    def __init__(self, workspace, layout, *, backend):
+        assert (workspace.dtype, layout, backend) == (torch.uint8, "NHD", "fa2")
+
+    def plan(
+        self, starts, offsets, pages, last, heads, kv_heads, head_dim, page_size, *, q_data_type, sm_scale
+    ):
+        assert (head_dim, page_size, q_data_type) == (128, 16, torch.float16)
+        self.group, self.scale = heads // kv_heads, sm_scale
+        self.parts = [
+            (slice(starts[i], starts[i + 1]), pages[offsets[i] : offsets[i + 1]].long(), int(last[i]))
+            for i in range(len(last))
+        ]
+
+    def run(self, query, caches, *, return_lse):
+        assert return_lse
+        output, sums = torch.zeros_like(query), torch.zeros(query.shape[:2])
+        for rows, pages, last in self.parts:
+            tokens = len(pages) * 16 - 16 + last
+            keys, values = (
+                cache[pages].flatten(0, 1)[:tokens].float().repeat_interleave(self.group, 1)
+                for cache in caches
+            )
+            scores = torch.einsum("rhd,thd->rht", query[rows].float(), keys) * self.scale
+            output[rows] = torch.einsum("rht,thd->rhd", scores.softmax(-1), values).half()
+            sums[rows] = scores.logsumexp(-1)
+        return output, sums
+
+
+def merge_state_in_place(output, sums, other, other_sums):
+    weight = torch.sigmoid(other_sums - sums)[:, :, None]
+    output.copy_(output * (1 - weight) + other * weight)
+    sums.copy_(torch.logaddexp(sums, other_sums))
+
+
+@pytest.mark.parametrize("row", [TINY[1], Row("deep", 4, 2, ((64, ((64, 2), (32, 1))),), 5, "levels")])
+def test_a_cascade_of_one_kind_of_kernels_runs_every_level_and_merges_them(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flashinfer = SimpleNamespace(
+        BatchPrefillWithPagedKVCacheWrapper=OneLevel, merge_state_in_place=merge_state_in_place
+    )
+    monkeypatch.setitem(sys.modules, "flashinfer", flashinfer)
+    monkeypatch.setattr(attention_gpu, "find_spec", lambda name: name == "flashinfer" or None)
+    arms = dict(attention_gpu.installed_arms(SCALE))
+    assert list(arms) == ["paged", "cascade", "cascade fa2"]
+    problem = Problem(row, torch.float16, CPU, 1)
+    measured = measure_arm(arms["cascade fa2"], problem, reference(problem)(*problem.caches[0]), 1)
+    assert measured["error"] < 1e-3
+    assert "AttributeError" in measure_arm(arms["cascade"], problem, problem.query, 1)["not run"]
 
 
 def test_peers_get_the_tree_in_their_own_terms() -> None:
@@ -119,7 +175,7 @@ def test_peers_get_the_tree_in_their_own_terms() -> None:
 
 
 def test_stored_peers_hold_where_bandwidth_and_rows_agree() -> None:
-    rows = {"32/8 16x6000 +256": {"paged": {"us": 55.0}, "cascade": {"us": 119.0}, "fa3": {"cannot": "-"}}}
+    rows = {"32/8 16x6000 +256": {"paged": {"us": 55.0}, "cascade": {"us": 119.0}, "fa3": {"not run": "-"}}}
     assert stored_attention.holds(4.2e12, rows)
     assert not stored_attention.holds(4.0e12, rows)
     assert not stored_attention.holds(4.2e12, {})
@@ -135,10 +191,14 @@ def test_the_summary_names_what_is_slower_than_a_peer_and_takes_stored_ones_wher
         "rows": {
             "32/8 8x6000 +256": row("grid", 8.0, ours=16.0, **{"ours, half the costs": 8.0}),
             "32/8 64x16 +1024": row("grid", 60.0, ours=80.0, paged=70.0),
-            "32/8 4 groups of 16x6000 +256": row("groups", 40.0, ours=50.0, paged=150.0, cascade=125.0),
+            "32/8 4 groups of 16x6000 +256": row(
+                "groups", 40.0, ours=50.0, paged=150.0, **{"cascade fa2": 125.0}
+            ),
         },
     }
+    result["rows"]["32/8 64x16 +1024"]["arms"] |= {"cascade": {"not run": "-"}, "triton": {"not run": "-"}}
     summary = kernel_report.summarize(result)
+    assert summary["not_run"] == ["triton, 32/8 64x16 +1024"]
     assert summary["geometric_mean_over_floor"] == summary["most_over_floor"] == 2.0
     assert summary["slower_than_a_peer"] == ["32/8 64x16 +1024"]
     against = summary["against"]
@@ -149,6 +209,26 @@ def test_the_summary_names_what_is_slower_than_a_peer_and_takes_stored_ones_wher
     }
     assert against["32/8 4 groups of 16x6000 +256"]["flashinfer_over_ours"] == 2.5
     assert summary["balances"] == {"ours, half the costs": 0.5}
+
+
+def test_rows_are_chosen_by_name_and_launched_once_for_a_profiler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched: list[Row] = []
+    monkeypatch.setattr(kernel, "_gpu", lambda: CPU)
+    monkeypatch.setattr(kernel, "launch_once", lambda rows, _: launched.extend(rows))
+    name = "32/32 32 on 4096, 2048 or 512, 64-1024 +256"
+    assert kernel.main(["--row", name, "--once"]) == 0
+    assert [row.name for row in launched] == [name]
+    with pytest.raises(SystemExit):
+        kernel.main(["--row", "32/32 1x1"])
+    assert "no such row: 32/32 1x1; there are 32/32 8x6000 +256; " in capsys.readouterr().err
+
+
+def test_the_command_fails_where_an_arm_of_ours_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for failed, code in (([], 0), (["ours, a row"], 1)):
+        monkeypatch.setattr(kernel, "run", lambda *_, failed=failed, **__: {"not_run": failed})
+        assert kernel.main([]) == code
 
 
 def test_a_step_of_more_requests_takes_longer() -> None:

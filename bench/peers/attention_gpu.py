@@ -1,7 +1,8 @@
 """Decode attention of FlashInfer and FlashAttention-3 (vLLM's build) as arms of ``python -m bench kernel``.
 
-Planning is not timed. ``fa3 prefix+suffix`` is what vLLM's cascade runs: one group; ``fa3 groups`` gives the
-same calls one sequence per group, which vLLM does not.
+Planning is not timed. ``cascade`` is FlashInfer's multi-level cascade with the kernels of its own choice (fa3
+on Hopper), ``cascade fa2`` the same calls with its fa2 kernels. ``fa3 prefix+suffix`` is what vLLM's cascade
+runs: one group; ``fa3 groups`` gives the same calls one sequence per group, which vLLM does not.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def installed_arms(scale: float) -> Iterator[tuple[str, Callable[[Problem], Laun
     if find_spec("flashinfer"):
         yield "paged", lambda problem: _flashinfer_paged(problem, scale)
         yield "cascade", lambda problem: _flashinfer_cascade(problem, scale)
+        yield "cascade fa2", lambda problem: _flashinfer_cascade_fa2(problem, scale)
     if find_spec("vllm"):
         yield "fa3", lambda problem: _fa3(problem, scale)
         yield "fa3 prefix+suffix", lambda problem: _fa3_groups(problem, scale, several=False)
@@ -90,40 +92,67 @@ def _on(problem: Problem, values: I32) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(problem.device)
 
 
+def _workspace(problem: Problem) -> Tensor:
+    return torch.empty(_WORKSPACE, dtype=torch.uint8, device=problem.device)
+
+
+def _shape(problem: Problem) -> tuple[int, int, int, int]:
+    """The sizes that a plan of FlashInfer takes, in its order."""
+    return problem.row.heads, problem.row.kv_heads, HEAD_DIM, BLOCK
+
+
 def _flashinfer_paged(problem: Problem, scale: float) -> Launch:
     import flashinfer
 
-    row, dtype = problem.row, problem.query.dtype
-    workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=problem.device)
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-    offsets, pages = page_lists(own_pages(problem))
+    dtype = problem.query.dtype
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(_workspace(problem), "NHD", use_tensor_cores=True)
     last = ((problem.seq_lens - 1) % BLOCK + 1).astype(np.int32)
-    tensors = [_on(problem, values) for values in (offsets, pages, last)]
-    sizes = (row.heads, row.kv_heads, HEAD_DIM, BLOCK)
-    wrapper.plan(*tensors, *sizes, q_data_type=dtype, kv_data_type=dtype, sm_scale=scale)
+    tensors = [_on(problem, values) for values in (*page_lists(own_pages(problem)), last)]
+    wrapper.plan(*tensors, *_shape(problem), q_data_type=dtype, kv_data_type=dtype, sm_scale=scale)
     return lambda keys, values: wrapper.run(problem.query, (keys, values))
+
+
+def _level_tensors(problem: Problem) -> list[list[Tensor]]:
+    """What FlashInfer plans each level from: offsets of the requests, of the pages, the pages, and the tokens
+    on the last page."""
+    return [
+        [_on(problem, values) for values in (offsets, *page_lists(pages), last)]
+        for offsets, pages, last in cascade_levels(problem)
+    ]
 
 
 def _flashinfer_cascade(problem: Problem, scale: float) -> Launch:
     import flashinfer
 
-    row, levels = problem.row, cascade_levels(problem)
-    workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=problem.device)
-    wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(len(levels), workspace, "NHD")
-    lists = [page_lists(pages) for _, pages, _ in levels]
-    wrapper.plan(
-        [_on(problem, offsets) for offsets, _, _ in levels],
-        [_on(problem, offsets) for offsets, _ in lists],
-        [_on(problem, pages) for _, pages in lists],
-        [_on(problem, last) for _, _, last in levels],
-        row.heads,
-        row.kv_heads,
-        HEAD_DIM,
-        BLOCK,
-        q_data_type=problem.query.dtype,
-        sm_scale=scale,
-    )
+    levels = _level_tensors(problem)
+    wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(len(levels), _workspace(problem), "NHD")
+    lists = map(list, zip(*levels, strict=True))
+    wrapper.plan(*lists, *_shape(problem), q_data_type=problem.query.dtype, sm_scale=scale)
     return lambda keys, values: wrapper.run(problem.query, (keys, values))
+
+
+def _flashinfer_cascade_fa2(problem: Problem, scale: float) -> Launch:
+    """FlashInfer's cascade has no choice of kernels, its wrapper of one level has: one for each level, in the
+    cascade's order, with one workspace and its merge."""
+    import flashinfer
+
+    *above, own = _level_tensors(problem)
+    workspace = _workspace(problem)
+    wrappers = []
+    for tensors in (own, *above):
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+        wrapper.plan(*tensors, *_shape(problem), q_data_type=problem.query.dtype, sm_scale=scale)
+        wrappers.append(wrapper)
+
+    def launch(keys: Tensor, values: Tensor) -> Tensor:
+        output: Tensor
+        output, sums = wrappers[0].run(problem.query, (keys, values), return_lse=True)
+        for wrapper in wrappers[1:]:
+            part = wrapper.run(problem.query, (keys, values), return_lse=True)
+            flashinfer.merge_state_in_place(output, sums, *part)
+        return output
+
+    return launch
 
 
 def _fa3_call(problem: Problem, scale: float, starts: I32, lens: I32, pages: list[I32], causal: bool) -> Any:
