@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from parrot.config import Backend
 from parrot.dummy_model import SHAPES, num_control_tokens, write_dummy_model
@@ -82,6 +83,13 @@ class LocalEngine:
             max_batch_tokens=self.max_batch_tokens,
         )
 
+    @torch.inference_mode()
+    def draw_weights(self, low: float, high: float) -> None:
+        """Uniform weights in place of all that there are, those of norms too; not on the native CPU backend,
+        whose weights are packed."""
+        for tensor in _tensors(self.runner.model.decoder.weights):
+            tensor.uniform_(low, high)
+
     def random_ids(self, count: int) -> list[int]:
         """Ids that no earlier call had, but by chance; no control tokens."""
         return self._random.choices(range(num_control_tokens(), self.vocab_size - 10), k=count)
@@ -109,6 +117,17 @@ class LocalEngine:
         short = self.generate(prompts, [few] * count)
         long = self.generate(prompts, [many] * count)
         return (long - short) / (many - few) * 1e3
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _tensors(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
 
 
 def on_gpu() -> bool:

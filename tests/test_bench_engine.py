@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from bench import decode_shared, engine
 from bench.curve import capacity_tokens, step_ms
@@ -21,9 +23,17 @@ COST = CostModel(
 
 
 def test_every_workload_has_a_figure() -> None:
-    figures = engine.measure(TINY, engine.QUICK, repeats=2)
+    figures = engine.measure(LocalEngine(TINY), "tiny", engine.QUICK, repeats=2)
     assert set(figures) == set(engine.FIGURES)
     assert all(figure["least"] > 0 for figure in figures.values())
+
+
+def test_prefill_is_measured_with_the_weights_of_the_peer() -> None:
+    ours = LocalEngine(replace(TINY, backend="torch"))
+    assert engine.measure_as_vllm(ours, engine.QUICK, repeats=2)["least"] > 0
+    weights = ours.runner.model.decoder.weights
+    drawn = (weights.embedding, weights.head, weights.layers[-1].down.weight, weights.final_norm.weight)
+    assert all(tensor.abs().max() <= 1e-3 and len(tensor.unique()) > 1 for tensor in drawn)
 
 
 def test_a_batch_is_measured_in_every_arm() -> None:
