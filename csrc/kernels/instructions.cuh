@@ -130,23 +130,30 @@ __device__ inline void fence_shared_writes() {
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
+// The products' result: its places in the text of an instruction, and its registers, four for each row.
+#define PARROT_PLACES_32                                                     \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PARROT_PLACES_64                                                               \
+    PARROT_PLACES_32                                                                   \
+    ", "                                                                               \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PARROT_ROW(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define PARROT_ROWS_4(i) PARROT_ROW(i), PARROT_ROW(i + 1), PARROT_ROW(i + 2), PARROT_ROW(i + 3)
+#define PARROT_ROWS_8 PARROT_ROWS_4(0), PARROT_ROWS_4(4)
+#define PARROT_ROWS_16 PARROT_ROWS_8, PARROT_ROWS_4(8), PARROT_ROWS_4(12)
+
 // D += A * B on Hopper's tensor cores: A 64 x 16 in registers, B 16 x 64 or 16 x 128 in shared memory (a
 // descriptor), asynchronous.
 template <typename T, bool kTransposed>
 __device__ inline void wgmma(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-#define PARROT_WGMMA(TYPE)                                                                                  \
-    asm volatile(                                                                                           \
-        "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                                                          \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                                         \
-        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
-        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; " \
-        "}\n"                                                                                               \
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),         \
-          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),         \
-          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),         \
-          "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),         \
-          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),         \
-          "+f"(d[7][2]), "+f"(d[7][3])                                                                      \
+#define PARROT_WGMMA(TYPE)                                                                \
+    asm volatile(                                                                         \
+        "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                                        \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" PARROT_PLACES_32 \
+        "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }\n"                                 \
+        : PARROT_ROWS_8                                                                   \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposed ? 1 : 0))
     if constexpr (Packed<T>::kIsHalf) {
         PARROT_WGMMA("f16");
@@ -155,28 +162,14 @@ __device__ inline void wgmma(float (&d)[8][4], const uint32_t (&a)[4], uint64_t 
     }
 #undef PARROT_WGMMA
 }
-
 template <typename T, bool kTransposed>
 __device__ inline void wgmma(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-#define PARROT_WGMMA(TYPE)                                                                                  \
-    asm volatile(                                                                                           \
-        "{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"                                                          \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                                        \
-        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
-        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "   \
-        "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "   \
-        "%59, %60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }\n"                            \
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),         \
-          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),         \
-          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),         \
-          "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),         \
-          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),         \
-          "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),         \
-          "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),       \
-          "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),   \
-          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]),   \
-          "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),   \
-          "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])                                    \
+#define PARROT_WGMMA(TYPE)                                                                 \
+    asm volatile(                                                                          \
+        "{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"                                         \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" PARROT_PLACES_64 \
+        "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }\n"                                  \
+        : PARROT_ROWS_16                                                                   \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposed ? 1 : 0))
     if constexpr (Packed<T>::kIsHalf) {
         PARROT_WGMMA("f16");
@@ -188,25 +181,12 @@ __device__ inline void wgmma(float (&d)[16][4], const uint32_t (&a)[4], uint64_t
 // The same with A in shared memory too, 64 x 16 of a row-major tile.
 template <typename T>
 __device__ inline void wgmma(float (&d)[16][4], uint64_t a, uint64_t b, int accumulate) {
-#define PARROT_WGMMA(TYPE)                                                                                  \
-    asm volatile(                                                                                           \
-        "{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"                                                          \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                                        \
-        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
-        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "   \
-        "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "   \
-        "%59, %60, %61, %62, %63}, %64, %65, p, 1, 1, 0, 0; }\n"                                            \
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),         \
-          "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),         \
-          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),         \
-          "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),         \
-          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),         \
-          "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),         \
-          "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),       \
-          "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),   \
-          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]),   \
-          "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),   \
-          "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])                                    \
+#define PARROT_WGMMA(TYPE)                                                                 \
+    asm volatile(                                                                          \
+        "{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"                                         \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" PARROT_PLACES_64 \
+        "}, %64, %65, p, 1, 1, 0, 0; }\n"                                                  \
+        : PARROT_ROWS_16                                                                   \
         : "l"(a), "l"(b), "r"(accumulate))
     if constexpr (Packed<T>::kIsHalf) {
         PARROT_WGMMA("f16");
@@ -215,6 +195,13 @@ __device__ inline void wgmma(float (&d)[16][4], uint64_t a, uint64_t b, int accu
     }
 #undef PARROT_WGMMA
 }
+#undef PARROT_ROWS_16
+#undef PARROT_ROWS_8
+#undef PARROT_ROWS_4
+#undef PARROT_ROW
+#undef PARROT_PLACES_64
+#undef PARROT_PLACES_32
+
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
 // All products that this warp group has begun, but the last kPending, are in their registers.

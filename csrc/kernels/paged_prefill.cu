@@ -45,22 +45,13 @@ void check(const PagedPrefillCall& call) {
         PARROT_CHECK(size.size > 0, size.name, " = ", size.size, ", need 1 or more");
     PARROT_CHECK(std::isfinite(call.softmax_scale) && call.softmax_scale > 0,
                  "softmax_scale = ", call.softmax_scale, ", need a positive number");
-    const struct {
-        const char* name;
-        std::uintptr_t address;
-        int alignment;
-    } buffers[] = {{"query", call.query, 16},
+    check_buffers({{"query", call.query, 16},
                    {"key_cache", call.key_cache, 16},
                    {"value_cache", call.value_cache, 16},
                    {"output", call.output, 16},
                    {"tiles", call.tiles, 16},
                    {"block_tables", call.block_tables, 4},
-                   {"next_work", call.next_work, 4}};
-    for (const auto& buffer : buffers) {
-        PARROT_CHECK(buffer.address != 0, buffer.name, " is null");
-        PARROT_CHECK(buffer.address % buffer.alignment == 0, buffer.name, " = ", buffer.address,
-                     " is not aligned to ", buffer.alignment, " bytes");
-    }
+                   {"next_work", call.next_work, 4}});
 }
 
 // As many heads as have their keys and values in half of the L2 at once, at least those of one KV head.
@@ -68,11 +59,6 @@ int section_heads(const PagedPrefillCall& call, const Device& device) {
     const std::int64_t head_bytes = std::int64_t(call.num_tokens) * call.head_dim * 4;
     const std::int64_t kv_heads = std::max<std::int64_t>(1, device.l2_bytes / 2 / head_bytes);
     return int(std::min<std::int64_t>(kv_heads, call.num_kv_heads)) * (call.num_heads / call.num_kv_heads);
-}
-
-template <typename T>
-T* pointer(std::uintptr_t address) {
-    return reinterpret_cast<T*>(address);
 }
 
 prefill::Params make_params(const PagedPrefillCall& call, const Device& device) {

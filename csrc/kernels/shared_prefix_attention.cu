@@ -123,11 +123,7 @@ void check(const SharedPrefixAttentionCall& call) {
     PARROT_CHECK(call.num_blocks > 0 && call.max_blocks > 0, "num_blocks = ", call.num_blocks,
                  ", max_blocks = ", call.max_blocks);
     PARROT_CHECK(std::isfinite(call.softmax_scale), "softmax_scale = ", call.softmax_scale);
-    const struct {
-        const char* name;
-        std::uintptr_t address;
-        int alignment;
-    } buffers[] = {{"query", call.query, 16},
+    check_buffers({{"query", call.query, 16},
                    {"key_cache", call.key_cache, 16},
                    {"value_cache", call.value_cache, 16},
                    {"output", call.output, 16},
@@ -138,17 +134,7 @@ void check(const SharedPrefixAttentionCall& call) {
                    {"part_begin", call.part_begin, 4},
                    {"part_output", call.part_output, 16},
                    {"part_max_sum", call.part_max_sum, 8},
-                   {"next_work", call.next_work, 4}};
-    for (const auto& buffer : buffers) {
-        PARROT_CHECK(buffer.address != 0, buffer.name, " is null");
-        PARROT_CHECK(buffer.address % buffer.alignment == 0, buffer.name, " = ", buffer.address,
-                     " is not aligned to ", buffer.alignment, " bytes");
-    }
-}
-
-template <typename T>
-T* pointer(std::uintptr_t address) {
-    return reinterpret_cast<T*>(address);
+                   {"next_work", call.next_work, 4}});
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ inline CUtensorMap make_tensor_map(std::uintptr_t address, bool is_bfloat16, std
     CUtensorMap map{};
     const CUresult status = encode(
         &map, is_bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-        reinterpret_cast<void*>(address), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        pointer<void>(address), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     PARROT_CHECK(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled failed with ", int(status), " for [", rows,
                  ", ", columns, "]");

@@ -32,6 +32,48 @@ class PlanTensors:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _softmax_attention(  # type: ignore[no-untyped-def]
+    q,
+    key_cache,
+    value_cache,
+    table,
+    begin,
+    end,
+    kv_head,
+    scale_log2,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Of an entry's rows over its tokens, tile by tile: the weighted values, the largest score (of base 2),
+    and the sum of the weights."""
+    dims = tl.arange(0, HEAD_DIM)
+    columns = tl.arange(0, TILE)
+    top = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    result = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    for start in range(begin, end, TILE):
+        position = start + columns
+        is_token = position < end
+        block = tl.load(table + position // BLOCK, mask=is_token, other=0).to(tl.int64)
+        slot = (block * BLOCK + position % BLOCK) * KV_HEADS + kv_head
+        cached = (slot * HEAD_DIM)[:, None] + dims[None, :]
+        k = tl.load(key_cache + cached, mask=is_token[:, None], other=0.0)
+        v = tl.load(value_cache + cached, mask=is_token[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(k)) * scale_log2
+        scores = tl.where(is_token[None, :], scores, -float("inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_top[:, None])
+        factor = tl.exp2(top - new_top)
+        total = total * factor + tl.sum(weights, 1)
+        result = result * factor[:, None] + tl.dot(weights.to(v.dtype), v)
+        top = new_top
+    return result, top, total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query,
     key_cache,
@@ -55,7 +97,6 @@ def _attend(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr = HEADS // KV_HEADS
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, HEAD_DIM)
-    columns = tl.arange(0, TILE)
     for work in range(tl.program_id(0), tl.load(num_entries) * KV_HEADS, tl.num_programs(0)):
         kv_head = work % KV_HEADS
         entry = entries + work // KV_HEADS * 8
@@ -69,25 +110,21 @@ def _attend(  # type: ignore[no-untyped-def]
         head = kv_head * GROUP + rows % GROUP
         at = ((request * HEADS + head) * HEAD_DIM)[:, None] + dims[None, :]
         q = tl.load(query + at, mask=is_row[:, None], other=0.0)
-        top = tl.full([ROWS], -float("inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        result = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-        for start in range(begin, end, TILE):
-            position = start + columns
-            is_token = position < end
-            block = tl.load(table + position // BLOCK, mask=is_token, other=0).to(tl.int64)
-            slot = (block * BLOCK + position % BLOCK) * KV_HEADS + kv_head
-            cached = (slot * HEAD_DIM)[:, None] + dims[None, :]
-            k = tl.load(key_cache + cached, mask=is_token[:, None], other=0.0)
-            v = tl.load(value_cache + cached, mask=is_token[:, None], other=0.0)
-            scores = tl.dot(q, tl.trans(k)) * scale_log2
-            scores = tl.where(is_token[None, :], scores, -float("inf"))
-            new_top = tl.maximum(top, tl.max(scores, 1))
-            weights = tl.exp2(scores - new_top[:, None])
-            factor = tl.exp2(top - new_top)
-            total = total * factor + tl.sum(weights, 1)
-            result = result * factor[:, None] + tl.dot(weights.to(v.dtype), v)
-            top = new_top
+        result, top, total = _softmax_attention(
+            q,
+            key_cache,
+            value_cache,
+            table,
+            begin,
+            end,
+            kv_head,
+            scale_log2,
+            KV_HEADS,
+            HEAD_DIM,
+            ROWS,
+            TILE,
+            BLOCK,
+        )
         is_whole = is_row & (part < 0)
         is_part = is_row & (part >= 0)
         tl.store(output + at, (result / total[:, None]).to(output.dtype.element_ty), mask=is_whole[:, None])
