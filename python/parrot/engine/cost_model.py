@@ -30,10 +30,15 @@ class StepShape:
     cached_tokens: int
 
     @property
+    def length(self) -> int:
+        """Tokens of each sequence after the step."""
+        return self.cached_tokens + self.new_tokens
+
+    @property
     def features(self) -> tuple[float, float, float, float]:
         """What the four coefficients of the cost model are multiplied with."""
         prefill = self.batch * self.new_tokens if self.new_tokens > 1 else 0
-        kv_tokens = self.batch * (self.cached_tokens + self.new_tokens)
+        kv_tokens = self.batch * self.length
         return 1.0, float(self.batch), float(prefill), float(kv_tokens)
 
 
@@ -105,8 +110,9 @@ def _subsets(n: int) -> Iterator[list[int]]:
 
 
 def _shapes(runner: ModelRunner, max_batch_size: int, max_batch_tokens: int) -> list[StepShape]:
-    """Shapes that this engine can run, the most telling first."""
-    wanted = (
+    """Shapes that this engine can run, the most telling first; large steps last, for which only a fast
+    engine has the time: few rows on short contexts say little of what these cost there."""
+    small = (
         StepShape(1, 1, 31),
         StepShape(1, min(128, max_batch_tokens), 0),
         StepShape(min(16, max_batch_size), 1, 31),
@@ -117,11 +123,22 @@ def _shapes(runner: ModelRunner, max_batch_size: int, max_batch_tokens: int) -> 
         StepShape(1, min(128, max_batch_tokens), 1024),
         StepShape(min(32, max_batch_size), 1, 255),
     )
+    large = (
+        StepShape(max_batch_size, 1, 511),
+        StepShape(-(-max_batch_size // 4), 1, 2047),
+        StepShape(min(4, max_batch_tokens // 1024), 1024, 0),
+    )
     longest = min(runner.model.config.max_positions, runner.num_blocks * BLOCK_SIZE)
-    fitting = [
-        StepShape(s.batch, s.new_tokens, max(0, min(s.cached_tokens, longest - s.new_tokens))) for s in wanted
+    cut = [
+        StepShape(s.batch, s.new_tokens, max(0, min(s.cached_tokens, longest - s.new_tokens))) for s in small
     ]
-    return [s for s in dict.fromkeys(fitting) if s.new_tokens + s.cached_tokens <= longest]
+    cut = [s for s in cut if s.length <= longest]
+    whole = [
+        s
+        for s in large
+        if s.length <= longest and 0 < s.batch * num_blocks_for(s.length) <= runner.num_blocks
+    ]
+    return list(dict.fromkeys(cut + whole))
 
 
 def _time_step(runner: ModelRunner, shape: StepShape, deadline: float) -> float:
@@ -146,7 +163,7 @@ def _run(runner: ModelRunner, batch: StepBatch) -> float:
 def _batch(runner: ModelRunner, shape: StepShape) -> StepBatch:
     """The step as a batch. Sequences take blocks in turn; a small pool makes them share, which costs the
     same."""
-    length = shape.cached_tokens + shape.new_tokens
+    length = shape.length
     per_sequence = num_blocks_for(length)
     blocks = torch.arange(shape.batch * per_sequence).remainder(runner.num_blocks)
     tables = blocks.reshape(shape.batch, per_sequence)
