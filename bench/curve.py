@@ -6,7 +6,6 @@ On a GPU: the shapes llama-7b and llama-13b in fp16 with random weights. Without
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from parrot.engine.cost_model import calibrate
 from parrot.wire import CostModel
 
 from .engine import setting
-from .local_engine import LocalEngine, Setting, on_gpu
+from .local_engine import LocalEngine, Setting, chosen_models, on_gpu
 from .timing import print_table, show, spread
 
 TARGETS_MS = (20, 40, 80)
@@ -23,9 +22,7 @@ TARGETS_MS = (20, 40, 80)
 
 def run(quick: bool) -> dict[str, Any]:
     """A curve for each model; prints a table of each and draws them in out/curve.png."""
-    default = "llama-7b,llama-13b" if on_gpu() else "smollm2"
-    models = os.environ.get("PARROT_BENCH_MODELS", default).split(",")
-    curves = {model: _curve(setting(model, quick), quick) for model in models}
+    curves = {model: _curve(setting(model, quick), quick) for model in chosen_models("llama-7b,llama-13b")}
     _draw(curves, Path("out/curve.png"))
     return {"models": curves}
 

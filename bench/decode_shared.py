@@ -7,11 +7,10 @@ Without one: SmolLM2 in bfloat16, 1,000 shared tokens, beside our own attention 
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 from .engine import setting
-from .local_engine import LocalEngine, Setting, on_gpu
+from .local_engine import LocalEngine, Setting, chosen_models, on_gpu
 from .peers.stored_vllm import DECODE_SHARED_MS, FOUR_GROUPS_MS
 from .timing import Spread, print_table, show, spread
 
@@ -38,7 +37,7 @@ QUICK = Sizes((1, 4), 64, 10, 2, 6, 1)
 def run(quick: bool) -> dict[str, Any]:
     """Every batch in every arm, in turns; prints a table."""
     sizes = QUICK if quick else GPU if on_gpu() else CPU
-    model = os.environ.get("PARROT_BENCH_MODELS", "llama-7b" if on_gpu() else "smollm2")
+    (model,) = chosen_models("llama-7b")
     shared = setting(model, quick)
     arms = {"Parrot": LocalEngine(shared)}
     if not on_gpu():  # two engines of a large model do not fit one GPU

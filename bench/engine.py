@@ -20,7 +20,7 @@ from typing import Any, cast
 from parrot.config import Backend
 from parrot.dummy_model import SHAPES
 
-from .local_engine import LocalEngine, Setting, on_gpu
+from .local_engine import LocalEngine, Setting, chosen_models, on_gpu
 from .peers.stored_vllm import ENGINE
 from .timing import Spread, print_table, show, spread
 
@@ -52,8 +52,7 @@ VLLM_WEIGHTS = (-1e-3, 1e-3)  # uniform, norms too
 def run(quick: bool) -> dict[str, Any]:
     """All workloads on each model; prints a table."""
     sizes = QUICK if quick else GPU if on_gpu() else CPU
-    default = "llama-7b,llama3-8b,qwen3-0.6b" if on_gpu() else "smollm2"
-    models = os.environ.get("PARROT_BENCH_MODELS", default).split(",")
+    models = chosen_models("llama-7b,llama3-8b,qwen3-0.6b")
     results = {model: _figures(setting(model, quick), sizes, 1 if quick else REPEATS) for model in models}
     _print(results)
     return {"sizes": sizes.__dict__, "models": results}

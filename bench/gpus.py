@@ -22,6 +22,7 @@ import httpx
 from parrot.cli.gpus import num_gpus
 from parrot.dummy_model import SHAPES, num_control_tokens, word, write_dummy_model
 
+from .machine import say_no_gpu
 from .service_load import ManagerProcess, new_session_id, service_process, until_ready
 from .timing import print_table, show, spread
 
@@ -55,6 +56,8 @@ class Arm:
 def run(quick: bool) -> dict[str, Any]:
     """Every arm, its repeats in a row, since engines take a while to start; prints a table."""
     gpus = num_gpus()
+    if not gpus:
+        say_no_gpu("a tiny model on engines of the CPU, which says nothing of GPUs")
     shape = "llama-7b" if gpus else "tiny"
     apps, calls, repeats = (QUICK_APPS, 3, 1) if quick or not gpus else (APPS, 32, 3)
     with tempfile.TemporaryDirectory() as directory:

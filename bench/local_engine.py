@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 import time
@@ -23,6 +24,8 @@ from parrot.engine.runner import ModelRunner
 from parrot.models import resolve_model
 from parrot.tokenizer.tokenizer import Tokenizer
 from parrot.wire import CallFailed, CallId, ContextId, Dispatch, Fill, Generate, Sampling, pack_ids
+
+from .machine import say_no_gpu
 
 
 @dataclass(frozen=True)
@@ -133,3 +136,12 @@ def _tensors(value: object) -> Iterator[Tensor]:
 def on_gpu() -> bool:
     """Whether this machine has a GPU that torch can use."""
     return torch.cuda.is_available()
+
+
+def chosen_models(of_a_gpu: str) -> list[str]:
+    """The models that ``PARROT_BENCH_MODELS`` names, comma-separated; else ``of_a_gpu``, without one SmolLM2.
+    Standard error says when they run on the CPU."""
+    names = os.environ.get("PARROT_BENCH_MODELS", of_a_gpu if on_gpu() else "smollm2")
+    if not on_gpu():
+        say_no_gpu(f"{names} on the CPU")
+    return names.split(",")

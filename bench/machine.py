@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def describe_machine() -> dict[str, str | int | float]:
         except metadata.PackageNotFoundError:
             continue
     return description
+
+
+def say_no_gpu(instead: str) -> None:
+    """On standard error, for a benchmark of GPUs that finds none."""
+    print(f"no GPU was found: this measures {instead}", file=sys.stderr, flush=True)
 
 
 def _cpu_name() -> str:

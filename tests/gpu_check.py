@@ -2,8 +2,8 @@
 
 Each part runs in a process of its own with a limit of its own, so that one that fails, hangs or crashes costs
 no other its result. FOLDER gets, as it goes, PART.log, PART.json of a benchmark, PART.xml of tests, and after
-every part summary.json. A part whose program is not there is skipped, and the output says so. Exit code 1 if
-one failed. `make gpu-check` builds first.
+every part summary.json. A part whose program or GPUs are not there is skipped, and the output says so. Exit
+code 1 if one failed or none ran. `make gpu-check` builds first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import xml.etree.ElementTree as xml
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from parrot.cli.gpus import num_gpus
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 KILL_AFTER_S = 10  # from a polite request to end
@@ -31,20 +31,23 @@ TAIL = 15  # lines of a failed part's log that are shown
 @dataclass(frozen=True)
 class Part:
     """``command`` follows the interpreter; {folder} and {name} are filled in. ``under`` is a program with its
-    options that the interpreter runs under; a machine without it, or with fewer GPUs, skips the part."""
+    options that the interpreter runs under; a machine without it, or where torch has fewer GPUs, skips the
+    part."""
 
     name: str
     command: str
     limit_s: float
     under: str = ""
-    least_gpus: int = 0
+    least_gpus: int = 1
 
     def missing(self) -> str | None:
         """What the part needs and this machine has not."""
-        program = self.under.partition(" ")[0]
+        program, gpus = self.under.partition(" ")[0], torch.cuda.device_count()
         if program and shutil.which(program) is None:
-            return program
-        return f"{self.least_gpus} GPUs" if num_gpus() < self.least_gpus else None
+            return f"needs {program}, which is not on PATH"
+        if gpus < self.least_gpus:
+            return f"needs {self.least_gpus} GPU{'s' * (self.least_gpus > 1)}, torch finds {gpus}"
+        return None
 
 
 def tests(name: str, selection: str, limit_s: float) -> Part:
@@ -58,28 +61,37 @@ def benchmark(name: str, limit_s: float) -> Part:
     return Part(name, f"-m bench {name} --quick --json {{folder}}/{{name}}.json", limit_s)
 
 
-def sanitizer(tool: str, selection: str, limit_s: float) -> Part:
-    """Small tests of the CUDA kernels under a tool of compute-sanitizer; what it finds fails the part."""
-    part = tests(tool, f"tests/test_shared_prefix.py -k '{selection}'", limit_s)
+def sanitizer(name: str, file: str, selection: str, limit_s: float) -> Part:
+    """Small tests of a CUDA kernel under the tool of compute-sanitizer that the part's name begins with; what
+    it finds fails the part."""
+    tool = name.partition("-")[0]
+    part = tests(name, f"{file} -k '{selection}'", limit_s)
     return replace(part, under=f"compute-sanitizer --tool {tool} --kernel-name kns=parrot --error-exitcode 1")
 
 
+ATTENTION, PREFILL = "tests/test_shared_prefix.py", "tests/test_paged_prefill_cuda.py"
+# Tiles that end around 64 and 128 rows, in float16, several heads on one of the cache.
+BORDERS = "[cuda-dtype0 and -8-2- and (around or over)"
 PARTS = (  # the quickest, and those that the others rest on, first
     Part("machine", "-m parrot.cli.main doctor", 60),
-    tests("tests-attention", "tests/test_shared_prefix.py", 300),
+    tests("tests-attention", ATTENTION, 300),
     tests("tests-attention-triton", "tests/test_shared_prefix_triton.py -m gpu", 240),
-    tests("tests-prefill", "tests/test_paged_prefill_cuda.py -m gpu", 240),
+    tests("tests-prefill", f"{PREFILL} -m gpu", 240),
     tests("tests-step", "tests/test_gpu_step.py tests/test_triton_ids.py -m gpu", 240),
     tests("tests-model", "tests/test_model.py tests/test_sampling.py tests/test_triton_draw.py -m gpu", 180),
     tests("tests-families", "tests/test_engine_families.py -m gpu", 300),
     replace(tests("tests-gpus", "tests/system/test_several_gpus.py", 300), least_gpus=2),
-    sanitizer("memcheck", "suffix_may_end or no_token or 256_requests or many_items", 180),
-    sanitizer("racecheck", "no_token or many_items", 240),
-    sanitizer("synccheck", "no_token or many_items", 180),
+    sanitizer("memcheck", ATTENTION, "suffix_may_end or no_token or 256_requests or many_items", 180),
+    sanitizer("racecheck", ATTENTION, "no_token or many_items", 240),
+    sanitizer("synccheck", ATTENTION, "no_token or many_items", 180),
+    sanitizer("memcheck-prefill", PREFILL, f"({BORDERS}) or ([cuda- and anywhere)", 180),
+    sanitizer("racecheck-prefill", PREFILL, BORDERS, 240),
+    sanitizer("synccheck-prefill", PREFILL, BORDERS, 180),
     benchmark("kernel", 180),
     benchmark("engine", 300),
     benchmark("decode-shared", 240),
     benchmark("curve", 240),
+    replace(benchmark("gpus", 420), least_gpus=2),
 )
 
 
@@ -159,12 +171,20 @@ def run_all(parts: list[Part], folder: Path, within_s: float) -> list[Outcome]:
         outcomes.append(outcome)
         (folder / "summary.json").write_text(json.dumps([asdict(one) for one in outcomes], indent=2) + "\n")
         counts = "" if outcome.ran is None else f", {outcome.ran} tests, {outcome.skipped} skipped"
-        why = f", this machine has no {missing}" if missing else ""
-        print(f"{part.name:<16} {outcome.result:<9} {outcome.seconds:7.1f} s{counts}{why}", flush=True)
+        why = f", {missing}" if missing else ""
+        print(f"{part.name:<22} {outcome.result:<9} {outcome.seconds:7.1f} s{counts}{why}", flush=True)
         if outcome.result in ("failed", "timeout"):
             lines = (folder / f"{part.name}.log").read_text(errors="replace").splitlines()
             print("\n".join(f"    {line}" for line in lines[-TAIL:]), flush=True)
     return outcomes
+
+
+def exit_code(outcomes: list[Outcome]) -> int:
+    """0 where parts ran and none failed."""
+    if all(outcome.result == "skipped" for outcome in outcomes):
+        print("nothing was checked", flush=True)
+        return 1
+    return int(any(outcome.result not in ("ok", "skipped") for outcome in outcomes))
 
 
 def main() -> None:
@@ -181,7 +201,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     parts = [part for part in PARTS if not options.part or part.name in options.part]
     outcomes = run_all(parts, folder, options.within)
-    sys.exit(any(outcome.result not in ("ok", "skipped") for outcome in outcomes))
+    sys.exit(exit_code(outcomes))
 
 
 if __name__ == "__main__":

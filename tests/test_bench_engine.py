@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
-from bench import decode_shared, engine
+import torch
+from bench import curve, decode_shared, engine, gpus, local_engine
 from bench.curve import capacity_tokens, step_ms
 from bench.local_engine import LocalEngine, Setting
 
@@ -40,6 +42,27 @@ def test_a_batch_is_measured_in_every_arm() -> None:
     arms = {"a": LocalEngine(TINY), "b": LocalEngine(TINY)}
     figures = decode_shared._measure(arms, [2, 2], decode_shared.QUICK)
     assert set(figures) == {"a", "b"}
+
+
+@pytest.mark.parametrize("module", [engine, decode_shared, curve, gpus])
+def test_without_a_gpu_standard_error_says_what_runs_on_the_cpu(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Begun(Exception):
+        """The benchmark has begun."""
+
+    def begin(*_: object, **__: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpus, "num_gpus", lambda: 0)
+    monkeypatch.setattr(gpus, "write_dummy_model", begin)
+    monkeypatch.setattr(local_engine.LocalEngine, "__init__", begin)
+    with pytest.raises(Begun):
+        module.run(True)
+    message = capsys.readouterr().err
+    assert message.startswith("no GPU was found: this measures ")
+    assert "CPU" in message
 
 
 def test_a_call_that_fails_is_no_figure() -> None:
