@@ -1,20 +1,27 @@
 """Milliseconds per output token of a batch that shares a prefix, and of four groups that each share one.
 
-On a GPU: LLaMA-7B's shape in fp16 with random weights, 6,000 shared tokens, beside stored figures of vLLM.
+On a GPU: LLaMA-7B's shape in fp16 with random weights, 6,000 shared tokens, beside vLLM: its arms are run
+before ours where ``PARROT_PEER_VLLM_PYTHON`` names an interpreter that has it, else its figures are stored.
 Without one: SmolLM2 in bfloat16, 1,000 shared tokens, beside our own attention without sharing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+from parrot.dummy_model import SHAPES
+
+from .any_engine import AnyEngine
 from .engine import setting
 from .local_engine import LocalEngine, Setting, chosen_models, on_gpu
 from .peers.stored_vllm import DECODE_SHARED_MS, FOUR_GROUPS_MS
+from .peers.vllm_engine import ARMS, interpreter, started
 from .timing import Spread, print_table, show, spread
 
 GROUPS = 4
+VLLM_BATCH = 128  # most requests at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +46,15 @@ def run(quick: bool) -> dict[str, Any]:
     sizes = QUICK if quick else GPU if on_gpu() else CPU
     (model,) = chosen_models("llama-7b")
     shared = setting(model, quick)
-    arms = {"Parrot": LocalEngine(shared)}
-    if not on_gpu():  # two engines of a large model do not fit one GPU
-        arms["without sharing"] = LocalEngine(_unshared(shared))
     rows = [(f"{batch}", [batch]) for batch in sizes.batches]
     rows.append((f"{GROUPS} x {max(sizes.batches) // GROUPS}", [max(sizes.batches) // GROUPS] * GROUPS))
+    peers = _measure_peers(shared, rows, sizes)
+    arms: dict[str, AnyEngine] = {"Parrot": LocalEngine(shared)}
+    if not on_gpu():  # two engines of a large model do not fit one GPU
+        arms["without sharing"] = LocalEngine(_unshared(shared))
     results = {name: _measure(arms, groups, sizes) for name, groups in rows}
+    for name, figures in peers.items():
+        results[name].update(figures)
     _print(results, sizes)
     return {"model": model, "sizes": dataclasses.asdict(sizes), "ms_per_token": results}
 
@@ -53,7 +63,26 @@ def _unshared(what: Setting) -> Setting:
     return dataclasses.replace(what, share_prefixes=False)
 
 
-def _measure(arms: dict[str, LocalEngine], groups: list[int], sizes: Sizes) -> dict[str, Spread]:
+def _measure_peers(
+    what: Setting, rows: list[tuple[str, list[int]]], sizes: Sizes
+) -> dict[str, dict[str, Spread]]:
+    """The rows in each arm of vLLM, if it is there; an arm that cannot run is left out, and says why."""
+    results: dict[str, dict[str, Spread]] = {name: {} for name, _ in rows}
+    python = interpreter()
+    if not python or what.model not in SHAPES:
+        return results
+    for arm, kind in ARMS.items():
+        try:
+            with started(python, what.model, what.dtype, kind, VLLM_BATCH) as vllm:
+                for name, groups in rows:
+                    results[name] |= _measure({arm: vllm}, groups, sizes)
+                    print(f"{arm} {vllm.version}, {name}: {show(results[name][arm])} ms", flush=True)
+        except RuntimeError as error:
+            print(f"{arm}: not measured: {error}", flush=True)
+    return results
+
+
+def _measure(arms: Mapping[str, AnyEngine], groups: list[int], sizes: Sizes) -> dict[str, Spread]:
     times: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(sizes.repeats):
         for name, engine in arms.items():
@@ -67,15 +96,15 @@ def _measure(arms: dict[str, LocalEngine], groups: list[int], sizes: Sizes) -> d
 
 
 def _print(results: dict[str, dict[str, Spread]], sizes: Sizes) -> None:
-    stored = list(DECODE_SHARED_MS) if on_gpu() and sizes is GPU else []
+    arms = list(next(iter(results.values())))
+    stored = [peer for peer in DECODE_SHARED_MS if on_gpu() and sizes is GPU and peer not in arms]
     rows = []
     for name, figures in results.items():
-        cells = [show(figure) for figure in figures.values()]
+        cells = [show(figures[arm]) if arm in figures else "-" for arm in arms]
         for peer in stored:
             figure = DECODE_SHARED_MS[peer].get(int(name)) if name.isdigit() else FOUR_GROUPS_MS
             cells.append("-" if figure is None else f"{figure:g}")
         rows.append([name, *cells])
-    arms = list(next(iter(results.values())))
     title = f"ms per output token, {sizes.shared} shared + {sizes.own} own tokens"
-    title += "; vLLM's are stored" if stored else ""
+    title += f"; stored: {'; '.join(stored)}" if stored else ""
     print_table(title, ["requests", *arms, *stored], rows)

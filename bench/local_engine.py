@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from parrot.config import Backend
-from parrot.dummy_model import SHAPES, num_control_tokens, write_dummy_model
+from parrot.dummy_model import SHAPES, write_dummy_model
 from parrot.engine.engine import Engine
 from parrot.engine.memory import choose_batch, choose_num_blocks
 from parrot.engine.model import DecoderModel
@@ -25,6 +24,7 @@ from parrot.models import resolve_model
 from parrot.tokenizer.tokenizer import Tokenizer
 from parrot.wire import CallFailed, CallId, ContextId, Dispatch, Fill, Generate, Sampling, pack_ids
 
+from .any_engine import AnyEngine
 from .machine import say_no_gpu
 
 
@@ -44,7 +44,7 @@ class Setting:
     num_blocks: int | None = None
 
 
-class LocalEngine:
+class LocalEngine(AnyEngine):
     """Runs calls of given ids; the outputs have given lengths."""
 
     def __init__(self, setting: Setting) -> None:
@@ -65,7 +65,7 @@ class LocalEngine:
             dummy_weights=is_dummy,
         )
         num_blocks = choose_num_blocks(model.config, dtype, device, setting.num_blocks)
-        self.vocab_size = model.config.vocab_size
+        super().__init__(model.config.vocab_size)
         self.max_batch_size, self.max_batch_tokens = choose_batch(
             device, setting.max_batch_size, setting.max_batch_tokens
         )
@@ -76,7 +76,6 @@ class LocalEngine:
             max_batch_tokens=self.max_batch_tokens,
             cuda_graphs=setting.cuda_graphs,
         )
-        self._random = random.Random(0)
         self._next_id = 1
         engine_type = OverlappingEngine if device.type == "cuda" and setting.overlap else Engine
         self._engine = engine_type(
@@ -93,14 +92,10 @@ class LocalEngine:
         for tensor in _tensors(self.runner.model.decoder.weights):
             tensor.uniform_(low, high)
 
-    def random_ids(self, count: int) -> list[int]:
-        """Ids that no earlier call had, but by chance; no control tokens."""
-        return self._random.choices(range(num_control_tokens(), self.vocab_size - 10), k=count)
-
     def generate(
         self, prompts: Sequence[Sequence[int]], num_outputs: Sequence[int], temperature: float = 0.0
     ) -> float:
-        """Seconds from the first submit until all calls have ended; RuntimeError for one that fails."""
+        """See :meth:`AnyEngine.generate`."""
         started = time.perf_counter()
         for prompt, count in zip(prompts, num_outputs, strict=True):
             context_id = ContextId(self._next_id)
@@ -113,13 +108,6 @@ class LocalEngine:
                 if isinstance(reply, CallFailed):
                     raise RuntimeError(reply.error.message)
         return time.perf_counter() - started
-
-    def ms_per_token(self, prompts: Sequence[Sequence[int]], few: int, many: int) -> float:
-        """Milliseconds of a decode step with these prompts cached: two runs that differ in length only."""
-        count = len(prompts)
-        short = self.generate(prompts, [few] * count)
-        long = self.generate(prompts, [many] * count)
-        return (long - short) / (many - few) * 1e3
 
 
 def _tensors(value: object) -> Iterator[Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -36,6 +38,53 @@ def test_prefill_is_measured_with_the_weights_of_the_peer() -> None:
     weights = ours.runner.model.decoder.weights
     drawn = (weights.embedding, weights.head, weights.layers[-1].down.weight, weights.final_norm.weight)
     assert all(tensor.abs().max() <= 1e-3 and len(tensor.unique()) > 1 for tensor in drawn)
+
+
+VLLM_STUB = """
+import json, sys
+options = json.loads(sys.stdin.readline())
+if options["arm"] == "flashinfer":
+    sys.exit("no such backend")
+print(json.dumps({"ready": True, "version": "0." + options["arm"]}), flush=True)
+for line in sys.stdin:
+    workload = json.loads(line)
+    assert len(workload["prompts"]) == len(workload["max_tokens"])
+    print(json.dumps({"seconds": 0.5 * sum(workload["max_tokens"])}), flush=True)
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that answers in the place of vLLM's script."""
+    (tmp_path / "stub.py").write_text(VLLM_STUB)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path}/stub.py\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("PARROT_PEER_VLLM_PYTHON", str(python))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("vllm")
+def test_the_peer_runs_the_same_workloads() -> None:
+    figures = engine._vllm_figures(TINY, engine.QUICK, 2, ["single", "prefill"])
+    assert figures["single"] == {"median": 4.0, "least": 4.0, "most": 4.0}
+    assert figures["prefill"]["median"] == 128.0
+
+
+@pytest.mark.usefixtures("vllm")
+def test_every_arm_of_the_peer_that_runs_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = decode_shared._measure_peers(TINY, [("2", [2])], decode_shared.QUICK)
+    assert {arm: spread["median"] for arm, spread in figures["2"].items()} == {
+        "vLLM": 1000.0,
+        "vLLM, cascade": 1000.0,
+    }
+    assert "vLLM, FlashInfer: not measured" in capsys.readouterr().out
+
+
+def test_without_the_peer_there_is_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PARROT_PEER_VLLM_PYTHON", raising=False)
+    assert engine._vllm_figures(TINY, engine.QUICK, 1, engine.PARTS) == {}
+    assert decode_shared._measure_peers(TINY, [("2", [2])], decode_shared.QUICK) == {"2": {}}
 
 
 def test_a_batch_is_measured_in_every_arm() -> None:
