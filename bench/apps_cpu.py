@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import parrot as P
-from parrot.cli.measure import Run, engine_views, run_parrot, run_twin, start_service
+from parrot.cli.measure import Run, engine_views, run_parrot, run_twin, start_service, warm_up
 from parrot.cli.network import RoundTrip
 from parrot.config import DEFAULT_MODEL
 from parrot.models import resolve_model
@@ -88,7 +88,7 @@ def run(quick: bool) -> dict[str, Any]:
     ]
     url = start_service(RTT_S)
     text = load_text()
-    _warm_up(url)
+    warm_up(url, map_reduce_summary)
     results = []
     for workload in workloads:
         parts = split_text(text, DEFAULT_MODEL, workload.num_chunks, CHUNK_TOKENS)
@@ -98,14 +98,6 @@ def run(quick: bool) -> dict[str, Any]:
         results.append(_judge(workload, measured))
     _print_table(results)
     return {"ok": all(result["ok"] for result in results), "workloads": results}
-
-
-def _warm_up(url: str) -> None:
-    """One short run of both clients, so that neither pays for imports and first connections."""
-    run_parrot(url, lambda: map_reduce_summary.with_parrot("Warm-up", ["text"], OUTPUTS))
-    run_twin(
-        url, lambda client: map_reduce_summary.with_openai(client, "Warm-up", ["t"], OUTPUTS), RoundTrip(0)
-    )
 
 
 def _measure_pair(url: str, workload: Workload, parts: list[str], index: int, measured: Measured) -> None:

@@ -23,7 +23,7 @@ from ..config import DEFAULT_MODEL
 from ..errors import SetupError
 from ..models import install_model
 from ..timeline import render_svg
-from .measure import Run, ended_calls, engine_views, run_parrot, run_twin, start_service, to_track
+from .measure import Run, ended_calls, engine_views, run_parrot, run_twin, start_service, to_track, warm_up
 from .network import RoundTrip
 from .report import print_calls, print_times
 
@@ -52,6 +52,7 @@ def run_demo(options: DemoOptions) -> None:
         url, engines = _start_service(progress, rtt_s)
         text = document.load_text(options.file)
         parts = document.split_text(text, DEFAULT_MODEL, options.chunks, _CHUNK_TOKENS)
+        _warm_up(progress, url, example)
         # A title of its own for each run, so that neither finds the other's prompts in the cache.
         with _count_calls(progress, url, "Parrot", len(parts) + 1):
             parrot = run_parrot(url, lambda: example.with_parrot(f"{title} (1)", parts, outputs))
@@ -92,6 +93,12 @@ def _start_service(progress: Progress, rtt_s: float) -> tuple[str, tuple[EngineV
     progress.update(task, visible=False)
     _print_plain(progress, "manager and engine are up")
     return url, engine_views(url)
+
+
+def _warm_up(progress: Progress, url: str, example: ModuleType) -> None:
+    task = progress.add_task("first steps of both clients", total=None)
+    warm_up(url, example)
+    progress.update(task, visible=False)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -15,7 +16,7 @@ import parrot as P
 from ..api import CallsReply, CallView, EnginesReply, EngineView
 from ..errors import Unavailable
 from ..timeline import Phase, Track
-from .network import SharedRoundTrip
+from .network import RoundTrip, SharedRoundTrip
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -88,6 +89,14 @@ def run_twin(
 
     begin_us, texts, end_us = asyncio.run(run())
     return Run(tuple(texts), begin_us, end_us, wait_for_calls(url, begin_us, len(texts)))
+
+
+def warm_up(url: str, example: ModuleType) -> None:
+    """A short run of ``example`` (``with_parrot``, ``with_openai``) from both clients, so that whoever goes
+    first later pays for no import, connection or first step of an engine."""
+    outputs = P.Output(max_tokens=8, ignore_eos=True)
+    run_parrot(url, lambda: example.with_parrot("Warm-up", ["text"], outputs))
+    run_twin(url, lambda client: example.with_openai(client, "Warm-up", ["text"], outputs), RoundTrip(0))
 
 
 def wait_for_calls(url: str, since_us: int, count: int) -> tuple[CallView, ...]:
