@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 
 #include "concat.h"
@@ -16,13 +17,15 @@ namespace {
 
 using Int32Array = py::array_t<int32_t, py::array::c_style>;
 
-// Copies into a caller-owned buffer that must be large enough, so that a captured graph keeps its addresses.
-void fill(const char* name, Int32Array& out, const std::vector<int32_t>& values) {
-    if (static_cast<size_t>(out.size()) < values.size()) {
-        throw std::invalid_argument(
-            concat(name, " has room for ", out.size(), " int32, the plan needs ", values.size()));
-    }
+// Copies into a caller-owned buffer, which is large enough, so that a captured graph keeps its addresses.
+void fill(Int32Array& out, const std::vector<int32_t>& values) {
     std::copy(values.begin(), values.end(), out.mutable_data());
+}
+
+// How many items of `size` int32 a buffer holds.
+int32_t room(const Int32Array& buffer, py::ssize_t size) {
+    return static_cast<int32_t>(
+        std::min<py::ssize_t>(buffer.size() / size, std::numeric_limits<int32_t>::max()));
 }
 
 void require_positive(const char* name, int32_t value) {
@@ -49,6 +52,10 @@ void check(const Int32Array& block_tables, const Int32Array& seq_lens, const Int
             "block_tables must be [n, max_blocks] and seq_lens [n]; got ", block_tables.ndim(), " axes, ",
             block_tables.ndim() == 0 ? 1 : block_tables.shape(0), " rows and ", seq_lens.size(), " lengths"));
     }
+    if (part_begin.size() < seq_lens.size() + 1) {
+        throw std::invalid_argument(concat("part_begin has room for ", part_begin.size(),
+                                           " int32, the plan needs ", seq_lens.size() + 1));
+    }
     require_aligned("block_tables", block_tables);
     require_aligned("seq_lens", seq_lens);
     require_output("entries", entries);
@@ -68,16 +75,17 @@ py::tuple plan_step(AttentionPlanner& planner, const Int32Array& block_tables, c
                     int32_t min_shared_tokens, int32_t min_chunk_tokens, bool share, int32_t entry_tokens,
                     int32_t own_entry_tokens, int32_t row_tokens) {
     check(block_tables, seq_lens, entries, members, part_begin);
-    const AttentionPlanOptions options{block_size,   group_size,        num_kv_heads,     num_workers,
-                                       max_rows,     min_shared_tokens, min_chunk_tokens, share,
-                                       entry_tokens, own_entry_tokens,  row_tokens};
+    const AttentionPlanOptions options{block_size,      group_size,        num_kv_heads,     num_workers,
+                                       max_rows,        min_shared_tokens, min_chunk_tokens, share,
+                                       entry_tokens,    own_entry_tokens,  row_tokens,       room(entries, 8),
+                                       room(members, 2)};
     check(options);
     const AttentionPlan& result =
         planner.plan({block_tables.data(), static_cast<size_t>(block_tables.size())},
                      {seq_lens.data(), static_cast<size_t>(seq_lens.size())}, options);
-    fill("entries", entries, result.entries);
-    fill("members", members, result.members);
-    fill("part_begin", part_begin, result.part_begin);
+    fill(entries, result.entries);
+    fill(members, result.members);
+    fill(part_begin, result.part_begin);
     return py::make_tuple(result.entries.size() / 8, result.members.size() / 2,
                           result.part_begin.empty() ? 0 : result.part_begin.back());
 }

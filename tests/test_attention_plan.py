@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 from collections import defaultdict
 
 import numpy as np
@@ -333,6 +334,21 @@ def test_the_largest_options_overflow_nothing(option):
 def test_a_request_of_the_largest_length_is_covered_to_its_end():
     plan = Plan([[0]], [2**31 - 1], block_size=2**31 - 1, min_chunk_tokens=2**31 - 1)
     assert covered(plan) == {0: [(0, 2**31 - 1)]}
+
+
+def test_a_plan_without_room_is_refused_before_it_is_made():
+    huge = {"block_size": 2**31 - 1, "num_workers": 2**31 - 1, "min_chunk_tokens": 1}
+    begun = time.process_time()
+    with pytest.raises(ValueError, match=r"entries has room for 32768 int32, the plan needs 268435456$"):
+        Plan([[0]], [2**31 - 1], **huge)
+    assert time.process_time() - begun < 1, "33 million entries take 4 s"
+    tables, lens = np.zeros((2, 4), dtype=np.int32), np.array([64, 64], dtype=np.int32)
+    room = [np.zeros((8, 8), dtype=np.int32), np.zeros((1, 2), dtype=np.int32), np.zeros(3, dtype=np.int32)]
+    planner, sizes = AttentionPlanner(), {"group_size": 1, "num_kv_heads": 1, "num_workers": 1}
+    with pytest.raises(ValueError, match=r"members has room for 2 int32, the plan needs 4$"):
+        planner.plan(tables, lens, *room, **sizes)
+    room[1] = np.zeros((2, 2), dtype=np.int32)
+    assert planner.plan(tables, lens, *room, **sizes)[:2] == (1, 2)
 
 
 def test_buffers_too_small_and_wrong_dtypes_are_refused():

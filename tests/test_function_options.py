@@ -124,6 +124,14 @@ def test_a_sampling_option_out_of_range_is_named(option: str, value: object) -> 
         P.Output(**{option: value})
 
 
+@pytest.mark.parametrize("option", ["seed", "max_tokens", "min_tokens", "top_k", "temperature"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_that_python_does_not_write_out_is_named_by_its_option(option: str, sign: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"P.Output: {option} = a number of too many digits") as error:
+        P.Output(**{option: sign * 10**5000})
+    assert error.value.param == option
+
+
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [

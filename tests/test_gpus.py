@@ -50,7 +50,21 @@ def test_another_selection_is_refused(selection: str, message: str) -> None:
 
 
 @pytest.mark.usefixtures("three_gpus")
-@pytest.mark.parametrize(("visible", "count"), [("0,1", 2), ("GPU-1", 1), ("0,1,2,3", 3), ("", 0)])
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [
+        ("0,1", 2),
+        ("GPU-1", 1),
+        ("MIG-1, GPU-2", 2),
+        ("0,1,2,3", 3),
+        ("", 0),
+        ("-1", 0),
+        (" -1 ", 0),
+        ("0,-1,2", 1),
+        ("NoDevFiles", 0),
+        ("9" * 5000, 0),
+    ],
+)
 def test_those_that_cuda_may_not_see_do_not_count(
     visible: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from parrot.kernels.shared_prefix import SharedPrefixAttention  # noqa: E402
+from parrot.kernels.shared_prefix import PlanCosts, SharedPrefixAttention  # noqa: E402
 
 HALF = torch.float16
 SIZES = {"max_requests": 4, "max_blocks": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
@@ -19,7 +19,7 @@ SIZES = {"max_requests": 4, "max_blocks": 3, "num_heads": 4, "num_kv_heads": 2, 
 
 def make(**options):
     defaults = {**SIZES, "max_parts": 64, "implementation": "triton"}
-    return SharedPrefixAttention(device=torch.device("cpu"), **{**defaults, **options})
+    return SharedPrefixAttention(**{"device": torch.device("cpu"), **defaults, **options})
 
 
 def tables(*rows: list[int]) -> np.ndarray:
@@ -137,8 +137,47 @@ def test_a_block_that_is_refused_once_is_no_reason_to_refuse_the_next_plan():
         ({"implementation": "torch"}, r"^implementation is 'torch', expected 'cuda' or 'triton'$"),
         ({"max_parts": 0}, r"^max_parts is 0, expected at least 1$"),
         ({"max_requests": -1}, r"^max_requests is -1, expected at least 1$"),
+        ({"num_blocks": 0}, r"^num_blocks is 0, expected at least 1$"),
     ],
 )
 def test_sizes_that_no_kernel_has_are_named(sizes, message):
     with pytest.raises(ValueError, match=message):
         make(**sizes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(
+            ({name: value}, f"^{name} is of type {kind}, expected a whole number$")
+            for name in (*SIZES, "max_parts", "num_blocks")
+            for value, kind in (("4", "str"), (4.0, "float"), (True, "bool"), ([], "list"))
+        ),
+        *(({name: None}, f"^{name} is of type NoneType") for name in (*SIZES, "max_parts")),
+        ({"device": "cpu"}, "^device is of type str, expected torch.device$"),
+        ({"device": None}, "^device is of type NoneType"),
+        ({"costs": {"entry_tokens": 1}}, "^costs is of type dict, expected PlanCosts or None$"),
+        (
+            {"costs": PlanCosts(1, 2.5, 3)},
+            "^costs.own_entry_tokens is of type float, expected a whole number$",
+        ),
+        ({"staging": {}}, "^staging is of type dict, expected Staging or None$"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(options, message):
+    with pytest.raises(TypeError, match=message):
+        make(**options)
+
+
+def test_whole_numbers_of_numpy_are_sizes():
+    make(**{name: np.int64(size) for name, size in SIZES.items()}, num_blocks=np.int32(6)).plan(
+        TABLES, LENGTHS
+    )
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf"), "0.1", None])
+def test_a_scale_that_is_no_finite_number_is_refused(planned, scale):
+    arguments = tensors()
+    with pytest.raises(ValueError, match=f"^scale is {scale!r}, expected a finite number$"):
+        planned(**arguments, scale=scale)
+    assert not arguments["output"].any()

@@ -33,6 +33,13 @@ void check(const AttentionPlanOptions& options) {
     }
 }
 
+void require_room(const char* name, int64_t room, int64_t needed, int64_t size) {
+    if (room < needed) {
+        throw std::invalid_argument(
+            concat(name, " has room for ", room * size, " int32, the plan needs ", needed * size));
+    }
+}
+
 }  // namespace
 
 const AttentionPlan& AttentionPlanner::plan(std::span<const int32_t> block_tables,
@@ -42,6 +49,7 @@ const AttentionPlan& AttentionPlanner::plan(std::span<const int32_t> block_table
     options_ = options;
     segments_.update(block_tables, seq_lens, options.block_size, options.min_shared_tokens, options.share);
     choose_chunks();
+    check_room();
     emit();
     return plan_;
 }
@@ -73,6 +81,18 @@ void AttentionPlanner::choose_chunks() {
         if (rest > 0) add(rest, 1);
     }
     chunks_ = balance_.choose(options_.num_workers, num_tiles(std::max(options_.min_chunk_tokens, 1)));
+}
+
+void AttentionPlanner::check_room() const {
+    const int32_t tile_members = options_.max_rows / options_.group_size;
+    int64_t num_entries = 0, num_members = 0;
+    for (const AttentionSegment& s : segments_.segments()) {
+        const int64_t count = cut(s).count;
+        num_entries += count * ceil_div(s.count, tile_members);
+        num_members += count * s.count;
+    }
+    require_room("entries", options_.max_entries, num_entries, 8);
+    require_room("members", options_.max_members, num_members, 2);
 }
 
 void AttentionPlanner::emit() {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -28,6 +29,10 @@ struct AttentionPlanOptions {
     int32_t entry_tokens = 110;
     int32_t own_entry_tokens = 5;
     int32_t row_tokens = 5;
+
+    // That the caller has room for; a plan of more is refused before it is made.
+    int32_t max_entries = std::numeric_limits<int32_t>::max();
+    int32_t max_members = std::numeric_limits<int32_t>::max();
 };
 
 // The work list, in int32 buffers that go to the device as they are (see SharedPrefixAttentionParams).
@@ -47,8 +52,8 @@ class AttentionPlanner {
   public:
     // Plans one decode step. Requests that name the same physical blocks share them; nothing else is assumed
     // about where the block tables come from. Deterministic. Throws std::invalid_argument for a length that
-    // is not positive or exceeds its block table, or for a negative block id. The plan is valid until the
-    // next call.
+    // is not positive or exceeds its block table, for a negative block id, or where the options leave no room
+    // for the plan. The plan is valid until the next call.
     //   block_tables  [num_requests, max_blocks]
     //   seq_lens      [num_requests], the token being decoded included
     const AttentionPlan& plan(std::span<const int32_t> block_tables, std::span<const int32_t> seq_lens,
@@ -64,6 +69,7 @@ class AttentionPlanner {
     AttentionBalance::Cut cut(const AttentionSegment& segment) const;
     int32_t entry_cost(bool is_shared, int32_t members) const;
     void choose_chunks();
+    void check_room() const;
     void emit();
     void order_segments();
     void count_parts();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -68,4 +69,14 @@ def num_gpus() -> int:
         return 0
     done = subprocess.run([command, "--list-gpus"], capture_output=True, text=True, check=False, timeout=60)
     count = sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done.returncode == 0 else 0
-    return count if visible is None else min(count, len(visible.split(",")))
+    if visible is None:
+        return count
+    # As CUDA reads it: what follows a name of no GPU, such as -1, is not seen.
+    named = itertools.takewhile(lambda name: _names_a_gpu(name.strip(), count), visible.split(","))
+    return min(count, len(list(named)))
+
+
+def _names_a_gpu(name: str, count: int) -> bool:
+    if name.isascii() and name.isdecimal():
+        return len(name) <= _DIGITS and int(name) < count
+    return name.startswith(("GPU-", "MIG-"))

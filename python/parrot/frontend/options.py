@@ -143,7 +143,14 @@ def invalid(where: str, error: ValidationError) -> InvalidRequest:
     """A failed validation as :class:`InvalidRequest` that names the field and what was wrong with it."""
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
-    return InvalidRequest(f"{where}: {field} = {first['input']!r:.200}: {first['msg']}", param=field)
+    return InvalidRequest(f"{where}: {field} = {_shown(first['input'])}: {first['msg']}", param=field)
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.200}"
+    except ValueError:  # Python writes out no whole number of more than 4,300 digits
+        return "a number of too many digits to show"
 
 
 def check_text(text: str, where: str) -> str:

@@ -6,8 +6,11 @@ one tree of contexts can be replayed on another; :func:`shared_prefix_attention_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from numbers import Integral
+from types import NoneType
 from typing import Literal, get_args
 
 import numpy as np
@@ -70,7 +73,7 @@ class SharedPrefixAttention:
     Call :meth:`plan` once per step, then the object once per layer. ``num_blocks``: of the caches, so that
     block ids are checked before a plan is uploaded; without, they are checked at each call. Raises
     ``ValueError`` for shapes, dtypes, strides, alignments, devices or block ids that do not fit, naming the
-    argument, its axis and both values.
+    argument, its axis and both values; ``TypeError`` for an argument of another type.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class SharedPrefixAttention:
     ) -> None:
         """``costs``: others than the planner's own. ``staging``: one of the caller's that has
         :meth:`sections` of the same sizes; else its own."""
+        _check_types(num_blocks, device, costs, staging)
         _check_sizes(
             max_requests=max_requests,
             max_blocks=max_blocks,
@@ -260,6 +264,8 @@ class SharedPrefixAttention:
     ) -> None:
         from .shared_prefix_triton import PlanTensors, shared_prefix_attention_triton
 
+        if not isinstance(scale, int | float) or not math.isfinite(scale):
+            raise ValueError(f"scale is {scale!r}, expected a finite number")
         tensors = self._staging.device
         plan = PlanTensors(
             num_entries=tensors["num_entries"],
@@ -312,10 +318,36 @@ class SharedPrefixAttention:
             )
 
 
+def _check_types(
+    num_blocks: int | None, device: torch.device, costs: PlanCosts | None, staging: Staging | None
+) -> None:
+    if num_blocks is not None:
+        _check_size("num_blocks", num_blocks)
+    for name, value, kinds, expected in (
+        ("device", device, torch.device, "torch.device"),
+        ("costs", costs, (PlanCosts, NoneType), "PlanCosts or None"),
+        ("staging", staging, (Staging, NoneType), "Staging or None"),
+    ):
+        if not isinstance(value, kinds):
+            raise TypeError(f"{name} is of type {type(value).__name__}, expected {expected}")
+    for name, cost in ({} if costs is None else asdict(costs)).items():
+        _check_whole(f"costs.{name}", cost)
+
+
+def _check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} is of type {type(value).__name__}, expected a whole number")
+
+
+def _check_size(name: str, size: int) -> None:
+    _check_whole(name, size)
+    if size < 1:
+        raise ValueError(f"{name} is {size}, expected at least 1")
+
+
 def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}, expected at least 1")
+        _check_size(name, size)
     heads, kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
     if heads % kv_heads or heads // kv_heads > MAX_ROWS:
         raise ValueError(
