@@ -70,6 +70,31 @@ def test_a_body_that_is_no_json_is_a_400(tiny_model: Path, raw: bytes) -> None:
     run(tiny_model, scenario)
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "-" + "9" * 5000])
+def test_a_number_of_thousands_of_digits_is_refused_by_the_name_of_its_field(
+    tiny_model: Path, number: str
+) -> None:
+    hole = {"name": "y", "kind": "output", "sampling": {"seed": "NUMBER"}}
+    call = {"prompt": "a {{output:y}}", "placeholders": [hole]}
+    message = {"role": "user", "content": "a"}
+    bodies = {
+        "submit": {"session_id": NOBODY, "calls": [call]},
+        "completions": {"model": "m", "prompt": "a", "seed": "NUMBER"},
+        "chat/completions": {"model": "m", "messages": [message], "seed": "NUMBER"},
+        "get": {"session_id": NOBODY, "semantic_var_id": "v", "timeout_ms": "NUMBER"},
+    }
+
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        for route, body in bodies.items():
+            raw = json.dumps(body).replace('"NUMBER"', number)
+            headers = {"content-type": "application/json"}
+            reply = await client.post(f"/v1/{route}", content=raw, headers=headers)
+            error = check_error(reply, 400, "invalid_request")
+            assert str(error["param"]).endswith(("seed", "timeout_ms")), error
+
+    run(tiny_model, scenario)
+
+
 def test_a_body_cut_short_names_the_character(tiny_model: Path) -> None:
     async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
         headers = {"content-type": "application/json"}

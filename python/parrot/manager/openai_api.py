@@ -21,6 +21,7 @@ from .disconnect import unless_disconnected
 from .echo import Echo
 from .holes import make_grammar
 from .http_errors import error_detail, error_responses
+from .json_body import JsonRoute
 from .logprobs import GeneratedId, read_logprobs
 from .openai_answers import ChatCompletion, Completion, ModelCard, ModelList, Usage
 from .openai_bodies import ChatRequest, CompletionRequest, OpenAIRequest
@@ -46,7 +47,7 @@ _ANSWERS = {200: {"content": {"text/event-stream": {}}}, **_ERRORS}  # with "str
 
 def openai_router(service: Service) -> APIRouter:
     """The three routes around one service."""
-    router = APIRouter(prefix="/v1", tags=["openai"])
+    router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
     started = int(time.time())
 
     @router.get("/models")

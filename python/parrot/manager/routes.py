@@ -12,6 +12,7 @@ from .auth import caller_of, tenant_of
 from .disconnect import unless_disconnected, whole_body
 from .engines import EngineRegistry
 from .http_errors import error_responses
+from .json_body import JsonRoute
 from .service import Service
 from .slices import run_in_slices
 from .submit_body import documented_body, reading
@@ -60,7 +61,7 @@ _END_ERRORS = (*_FIND_ERRORS, errors.JournalUnavailable)
 
 def session_router(service: Service, registry: EngineRegistry) -> APIRouter:
     """Routes around one service."""
-    router = APIRouter(prefix="/v1")
+    router = APIRouter(prefix="/v1", route_class=JsonRoute)
     _add_session_routes(router, service)
     _add_variable_routes(router, service)
     _add_views(router, service, registry)

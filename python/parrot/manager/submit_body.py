@@ -18,6 +18,7 @@ from .. import api
 from ..config import ManagerConfig
 from ..errors import InvalidRequest, RequestTooLarge
 from .http_errors import invalid_request
+from .json_body import read_json
 
 SCHEMAS = "#/components/schemas/"
 MAX_ITEMS = 65536  # variables, and labels; calls have a limit of their own
@@ -158,7 +159,7 @@ def _decoded(name: str, index: int, item: msgspec.Raw) -> Any:
     except (msgspec.DecodeError, RecursionError) as error:
         where = f"{name}.{index}"
         try:  # the standard library reads what is not quite JSON, and validation can tell which field it is
-            return json.loads(bytes(item))
+            return read_json(bytes(item))
         except (ValueError, RecursionError):
             raise InvalidRequest(f"{where}: {_reason(error)}", param=where) from None
 
@@ -174,7 +175,7 @@ def _explained(raw: bytes, error: Exception) -> InvalidRequest:
     """What is wrong with a body that msgspec does not read, with the field if that can be found out."""
     if len(raw) <= _SMALL_BYTES:
         try:
-            api.SubmitBody.model_validate(json.loads(raw))
+            api.SubmitBody.model_validate(read_json(raw))
         except ValidationError as findings:
             return invalid_request(findings.errors())
         except json.JSONDecodeError as reason:
