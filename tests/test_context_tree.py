@@ -248,7 +248,7 @@ def test_512_contexts_share_a_cache_for_40_with_preemption_at_every_offset(promp
     cache = Cache(num_blocks=40 * -(-(prompt_length + num_steps) // size), block_size=size)
     prefix = list(range(prompt_length - 4))
     texts = {c: prefix + [c % 7, c % 5, c % 3, c] + [c * k for k in range(num_steps)] for c in range(1, 513)}
-    waiting, running, num_preempted = list(texts), list[int](), 0
+    waiting, running, num_preempted, offsets = list(texts), list[int](), 0, set[int]()
     while waiting or running:
         while waiting and len(running) < 64:
             running.append(waiting.pop(0))
@@ -260,9 +260,12 @@ def test_512_contexts_share_a_cache_for_40_with_preemption_at_every_offset(promp
                 cache.reserve(batch)
                 break
             except OutOfBlocks:
+                victim = running.pop(num_preempted % len(running))
                 num_preempted += 1
-                waiting.insert(0, running.pop())
-                cache.free(waiting[0])
+                if lengths[victim] >= prompt_length:
+                    offsets.add(lengths[victim] % size)
+                waiting.insert(0, victim)
+                cache.free(victim)
         cache.commit(batch)
         for done in [c for c in running if len(cache.contents[c]) == len(texts[c])]:
             assert cache.contents[done] == tuple(texts[done])
@@ -273,7 +276,7 @@ def test_512_contexts_share_a_cache_for_40_with_preemption_at_every_offset(promp
         if len(running) % 16 == 0:
             cache.check()
     cache.check()
-    assert num_preempted > 0
+    assert offsets == set(range(size))
     assert cache.tree.counters()["evicted_blocks"] > 0
 
 

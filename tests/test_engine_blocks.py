@@ -14,7 +14,7 @@ from parrot.tokenizer.tokenizer import Tokenizer
 from parrot.wire import CallId, ContextId, ContextUses
 
 MakeHarness = Callable[..., Harness]
-NUM_NEW = 6
+NUM_NEW = 20  # into a second or third block: calls outgrow what they were admitted with
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +47,14 @@ def test_512_calls_in_a_cache_for_40_give_what_they_give_with_room(make: MakeHar
     expected = {prompt: result.ids for prompt, result in zip(different, results, strict=True)}
 
     rng = random.Random(0)
-    harness = make(num_blocks=80, max_batch_size=64, max_batch_tokens=512)  # for 40 calls
+    harness = make(num_blocks=120, max_batch_size=64, max_batch_tokens=512)  # for 40 calls
     calls = [harness.submit(prompt, max_tokens=NUM_NEW) for prompt in prompts]
     while harness.engine.has_work:
         hint_at_random(harness, rng)
         harness.step()
     assert [harness.results[call].ids for call in calls] == [expected[tuple(prompt)] for prompt in prompts]
     stats = harness.engine.stats()
+    assert stats.preemptions > 0
     assert stats.evicted_blocks > 0
     assert stats.hinted_contexts > 0
     assert stats.num_held_blocks == 0

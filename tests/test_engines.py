@@ -288,8 +288,26 @@ def test_an_engine_given_up_for_lost_is_invited_to_register_again() -> None:
     with_registry(scenario)
 
 
-@pytest.mark.parametrize("junk", [b"", b"\x00", b"\xc1", b"not msgpack", b"\x80\x04K\x01.", b"\x91" * 5000])
-def test_malformed_frames_are_counted_and_dropped(junk: bytes) -> None:
+JUNK = {
+    "nothing": b"",
+    "an integer": b"\x00",
+    "no msgpack": b"\xc1",
+    "text": b"not msgpack",
+    "a pickle": b"\x80\x04K\x01.",
+    "deep nesting": b"\x91" * 5000,
+    "no type": msgspec.msgpack.encode({"epoch": "e1"}),
+    "an unknown type": msgspec.msgpack.encode({"type": "Evaluate", "epoch": "e1", "code": "1"}),
+    "a type of the other way": wire.encode(wire.Shutdown()),
+    "a field of another type": msgspec.msgpack.encode({"type": "Goodbye", "epoch": 1, "reason": "r"}),
+    "a field too few": msgspec.msgpack.encode({"type": "Goodbye", "epoch": "e1"}),
+    "trailing bytes": wire.encode(wire.Goodbye("e1", "r")) + b"\x00",
+}
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK)
+def test_malformed_frames_are_counted_logged_and_dropped(
+    junk: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
         engine = peer()
         await engine.socket.send(junk)
@@ -299,6 +317,8 @@ def test_malformed_frames_are_counted_and_dropped(junk: bytes) -> None:
         await until(lambda: len(events.joined) == 1)
 
     with_registry(scenario)
+    for number in (1, 2):
+        assert sum(f"dropped frame {number} of an engine: " in line for line in caplog.messages) == 1
 
 
 def test_an_engine_of_another_protocol_or_model_is_refused() -> None:
@@ -332,6 +352,8 @@ def test_a_send_to_a_vanished_peer_loses_the_engine() -> None:
 
 
 def test_closing_does_not_wait_for_a_dead_peer_and_unsent_frames() -> None:
+    """Under 2 s, by the least of a few: others may have the processor for a while."""
+
     async def run() -> float:
         registry = EngineRegistry(CONFIG)
         events = Recorder()
@@ -347,7 +369,7 @@ def test_closing_does_not_wait_for_a_dead_peer_and_unsent_frames() -> None:
         context.destroy(linger=0)
         return time.monotonic() - started
 
-    assert asyncio.run(run()) < 30  # for ever otherwise
+    assert any(asyncio.run(run()) < 2 for _ in range(4))
 
 
 def test_a_taken_port_is_a_typed_error_and_free_ports_are_found_in_parallel() -> None:

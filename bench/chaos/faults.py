@@ -1,4 +1,4 @@
-"""What goes wrong, and when: one fault at a time of its kind, drawn from a seed."""
+"""What goes wrong, and when: each kind of fault once, then drawn by weight, all from a seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import Counter
 from .processes import Fleet
 
 _PAUSE_S = (0.3, 1.5)  # between two faults
-_KINDS = {
+KINDS = {
     "engine SIGKILL": 2.0,
     "engine SIGSTOP": 3.0,
     "partition": 3.0,
@@ -28,6 +28,7 @@ class Faults:
         self.counts: Counter[str] = Counter()
         self._fleet = fleet
         self._random = random.Random(seed)
+        self._first = self._random.sample(list(KINDS), len(KINDS))  # each of them once, then by weight
         self._busy: set[int] = set()  # engines that a fault has in its hands
         self._running: set[asyncio.Task[None]] = set()
 
@@ -36,7 +37,8 @@ class Faults:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while loop.time() < end:
-            kind = self._random.choices(list(_KINDS), list(_KINDS.values()))[0]
+            due = [kind for kind in self._first if kind not in self.counts]
+            kind = due[0] if due else self._random.choices(list(KINDS), list(KINDS.values()))[0]
             if kind == "manager SIGKILL":
                 self.counts[kind] += 1
                 await self._fleet.restart_manager()

@@ -12,7 +12,7 @@ import pytest
 from service_process import call_body, service, wait_for
 
 pytestmark = pytest.mark.system
-LOST_AFTER_S = 5.0
+LOST_AFTER_S = 5.0  # by the service's own clock: a busy machine may let it look later
 
 
 def test_readiness_follows_a_stopped_engine_within_the_heartbeat_limit_and_its_call_runs_again(
@@ -29,6 +29,7 @@ def test_readiness_follows_a_stopped_engine_within_the_heartbeat_limit_and_its_c
             wait_for(lambda: running.http.get("/ready").status_code == 503, 120)
             assert time.monotonic() - stopped > 2, "it was not lost for a missing heartbeat or two"
             assert "engine-0 is lost" in running.http.get("/ready").text
+            assert f"is gone: no frame for {LOST_AFTER_S:g} s" in running.log_file.read_text()
             assert not got.done()
         finally:
             os.kill(pid, signal.SIGCONT)
