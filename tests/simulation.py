@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from engine_harness import watch
 from parrot import api, wire
 from parrot.config import ManagerConfig, SchedulerConfig
 from parrot.dummy_model import num_control_tokens, word, write_dummy_model
@@ -96,6 +97,8 @@ def play(
             calls = [view for graph in views for view in graph]
             assert all(view.state == "done" for view in calls)
             cluster.executor.scheduler._scheduler.check_invariants()
+            for actor in cluster.engines:
+                watch(actor.engine)
             order = sorted(calls, key=lambda view: (view.timing.dispatched_us, view.function))
             return [(view.function, view.engine or "") for view in order]
 

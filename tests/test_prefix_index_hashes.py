@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
-from parrot._core import PrefixIndex
+from parrot._core import PrefixIndex, Scheduler
+from parrot.config import SchedulerConfig
+from parrot.manager import scheduler_bridge
 from prefix_harness import KEY, ids
 
 
@@ -67,3 +70,16 @@ def test_a_forced_collision_of_many_prefixes_stays_exact() -> None:
 def test_the_hash_key_has_16_bytes() -> None:
     with pytest.raises(ValueError, match="hash_key has 15 bytes"):
         PrefixIndex(bytes(15))
+
+
+def test_the_hash_key_is_another_one_in_each_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[bytes] = []
+
+    def recorded(*, hash_key: bytes, **options: Any) -> Scheduler:
+        keys.append(hash_key)
+        return Scheduler(hash_key=hash_key, **options)
+
+    monkeypatch.setattr(scheduler_bridge, "Scheduler", recorded)
+    for _ in range(3):
+        scheduler_bridge.SchedulerBridge(SchedulerConfig())
+    assert len(set(keys)) == 3

@@ -53,6 +53,7 @@ def play(
         await asyncio.sleep(3600)
         assert not actor.engine.has_work
         actor.engine.tree.check_invariants()
+        assert actor.engine.tree.num_held_blocks == 0
         return actor
 
     return timeline, run_simulated(main)

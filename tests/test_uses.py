@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_harness import load
+from engine_harness import load, watch
 from graph_builder import finish, flow_call, join, make_graph, prompt_call, read, submit, value, write
 from manager_harness import Manager, running_manager, until
 from parrot import api, wire
@@ -210,6 +210,7 @@ def real_engine(
     weights, tokenizer = load(model, share_prefixes=share_prefixes)
     runner = ModelRunner(weights, num_blocks, torch.float32, torch.device("cpu"))
     engine = Engine(runner, tokenizer, max_batch_size=4, max_batch_tokens=256)
+    watch(engine)
     info = wire.ModelInfo(
         "tiny", tokenizer.fingerprint, tokenizer.vocab_size, weights.config.max_positions, "float32", "cpu"
     )

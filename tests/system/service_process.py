@@ -92,6 +92,8 @@ def service(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    # An engine looks at its pool itself, whole now and then and whenever no call is left.
+    assert "the KV cache is broken" not in log_file.read_text()
 
 
 def wait_for(probe: Callable[[], Any], timeout_s: float = 120.0) -> Any:
