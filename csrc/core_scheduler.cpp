@@ -68,12 +68,15 @@ void bind_values(py::module_& module) {
 
 // Every option of SchedulerOptions by its name.
 std::unique_ptr<Scheduler> make_scheduler(const py::bytes& hash_key, bool group_placement,
-                                          bool prefix_affinity, bool objective_aware, bool application_order,
-                                          bool tenant_shares, bool aging, int64_t latency_capacity_tokens,
-                                          int64_t aging_us, int64_t max_queued, int64_t max_queued_per_tenant,
-                                          bool full_scan, bool constant_hash) {
+                                          bool prefix_affinity, bool splitting, bool replication,
+                                          bool objective_aware, bool application_order, bool tenant_shares,
+                                          bool aging, int64_t latency_capacity_tokens, int64_t aging_us,
+                                          int64_t max_queued, int64_t max_queued_per_tenant, bool full_scan,
+                                          bool constant_hash) {
     const scheduler::SchedulerOptions options{.group_placement = group_placement,
                                               .prefix_affinity = prefix_affinity,
+                                              .splitting = splitting,
+                                              .replication = replication,
                                               .objective_aware = objective_aware,
                                               .application_order = application_order,
                                               .tenant_shares = tenant_shares,
@@ -159,10 +162,11 @@ py::arg flag(const char* name) { return py::arg(name).noconvert(); }
 void bind_scheduler_class(py::module_& module) {
     py::class_<Scheduler>(module, "Scheduler", "Algorithm 1: events in, placements out.")
         .def(py::init(&make_scheduler), py::kw_only(), "hash_key"_a, flag("group_placement") = true,
-             flag("prefix_affinity") = true, flag("objective_aware") = true, flag("application_order") = true,
-             flag("tenant_shares") = true, flag("aging") = true, "latency_capacity_tokens"_a = 6144,
-             "aging_us"_a = 10'000'000, "max_queued"_a = 1'000'000, "max_queued_per_tenant"_a = 1'000'000,
-             flag("full_scan") = false, flag("constant_hash") = false)
+             flag("prefix_affinity") = true, flag("splitting") = true, flag("replication") = true,
+             flag("objective_aware") = true, flag("application_order") = true, flag("tenant_shares") = true,
+             flag("aging") = true, "latency_capacity_tokens"_a = 6144, "aging_us"_a = 10'000'000,
+             "max_queued"_a = 1'000'000, "max_queued_per_tenant"_a = 1'000'000, flag("full_scan") = false,
+             flag("constant_hash") = false)
         .def("add_engine", &add_engine, "engine_id"_a, py::kw_only(), "base_us"_a, "per_sequence_us"_a,
              "per_prefill_token_us"_a, "per_kv_token_us"_a, "capacity_tokens"_a, "max_batch_size"_a,
              "model"_a = 0)

@@ -225,8 +225,8 @@ def again(made: _core.Scheduler) -> None:
 
 
 SWITCHES = (
-    "group_placement", "prefix_affinity", "objective_aware", "application_order", "tenant_shares", "aging",
-    "full_scan", "constant_hash",
+    "group_placement", "prefix_affinity", "splitting", "replication", "objective_aware", "application_order",
+    "tenant_shares", "aging", "full_scan", "constant_hash",
 )  # fmt: skip
 SCHEDULER = {
     "Scheduler.__init__": Entry(

@@ -31,6 +31,8 @@ class SchedulerAgainstDict(RuleBasedStateMachine):
     @initialize(
         group_placement=st.booleans(),
         prefix_affinity=st.booleans(),
+        splitting=st.booleans(),
+        replication=st.booleans(),
         objective_aware=st.booleans(),
         application_order=st.booleans(),
     )

@@ -84,6 +84,39 @@ def test_a_group_that_fits_no_engine_is_split_and_the_rest_waits() -> None:
     assert list(driver.schedule()) == [5]
 
 
+def test_without_splitting_a_set_goes_to_one_engine_unless_none_takes_it_whole() -> None:
+    def engines_of(costs: list[Cost], num_calls: int, group: int) -> Counter[int]:
+        driver = Driver.with_engines(costs, splitting=False)
+        for call_id in range(num_calls):
+            prompt = np.concatenate([text(1, 40), text(10 + call_id, 200)])
+            driver.submit(call_id, prompt, boundaries=[40, 240], app=1, group=group)
+        engines = Counter(driver.engines_of().values())
+        assert driver.scheduler.counters()["splits"] == int(len(engines) > 1)
+        return engines
+
+    for group in (0, -1):
+        assert engines_of([Cost()] * 4, 16, group) == {0: 16}
+        assert engines_of([Cost(max_batch_size=3), Cost(max_batch_size=2)], 8, group) == {0: 3, 1: 2}
+
+
+@pytest.mark.parametrize("num_engines", [2, 40])
+def test_without_replication_a_crowded_engine_still_draws_calls_by_its_prefix(num_engines: int) -> None:
+    engines = {}
+    for replication in (True, False):
+        driver = Driver.with_engines([Cost(per_sequence_us=1)] * num_engines, replication=replication)
+        driver.submit(99, text(1, 2_000))
+        driver.schedule()
+        driver.finish(99, context=1, tokens=2_000)
+        for call_id in range(24):
+            prompt = np.concatenate([text(1, 2_000), text(10 + call_id, 20)])
+            driver.submit(call_id, prompt, boundaries=[2_000, 2_020], now=1_000_000)
+            driver.schedule(1_000_000)
+        engines[replication] = {driver.scheduler.explain(call_id)[0].engine_id for call_id in range(24)}
+        assert (driver.scheduler.counters()["replications"] > 0) == replication
+    assert len(engines[True]) > 1
+    assert len(engines[False]) == 1
+
+
 def test_groups_of_two_applications_with_one_number_are_two_groups() -> None:
     driver = Driver.with_engines([SLOW_PREFILL] * 2)
     prefixes = {1: text(1, 4_000), 2: text(2, 4_000)}

@@ -75,6 +75,22 @@ def group_placement() -> Scenario:
     )
 
 
+def splitting() -> Scenario:
+    """A group that one engine could take goes to two, since it is done sooner so."""
+    names = [f"part{n}" for n in range(6)]
+    maps = [call(text(100 * n, 40), name, max_tokens=60) for n, name in enumerate(names)]
+    graph = Submit(0, [*maps, call(text(0, 9), "reduce", names)], [("reduce", "LATENCY")])
+    return Scenario([graph], [engine(per_sequence_us=1000)] * 2, lambda p: not together(p, *names))
+
+
+def replication() -> Scenario:
+    """A hot prompt is computed on the second engine too, before the first has all of its calls."""
+    prompt = text(0, 900)
+    names = [f"hot{n}" for n in range(20)]
+    calls = [Submit(0.005 * n, [call(f"{prompt} {text(10 * n, 9)}", name)]) for n, name in enumerate(names)]
+    return Scenario(calls, [engine()] * 2, lambda p: not together(p, *names))
+
+
 def objective_aware() -> Scenario:
     """While a chat runs, work that nobody waits for comes in only up to the bound, so that the next chat is
     before the rest of it."""
@@ -133,6 +149,8 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     for make in (
         prefix_affinity,
         group_placement,
+        splitting,
+        replication,
         objective_aware,
         application_order,
         tenant_shares,

@@ -255,7 +255,8 @@ double EnginePool::own_share(const CallShape& calls) const {
 double EnginePool::rare_parts(const CallShape& calls, size_t row) const {
     const double displaced = calls.latency && options_.objective_aware ? rows_.displaced[row] : 0;
     const double batch = rows_.batch[row] + calls.num_calls;
-    const bool may_crowd = calls.cached_tokens > 0 && !calls.completes_together && batch > kNeverCrowded;
+    const bool may_crowd =
+        options_.replication && calls.cached_tokens > 0 && !calls.completes_together && batch > kNeverCrowded;
     if (displaced == 0 && !may_crowd) return 0;
     const double added_kv = calls.prompt_tokens + calls.new_tokens / 2;
     const double step_us = rows_.step_us[row] + rows_.per_sequence_us[row] * (calls.num_calls - 1);

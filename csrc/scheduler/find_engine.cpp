@@ -95,7 +95,7 @@ Scored EngineFinder::score(const CallSet& calls, Engine& engine, const Overlap& 
         lost_capacity(calls, engine, load_after) * (candidate.prefill_us + candidate.decode_us);
     candidate.harm_us = (harm(calls, engine, scored.compute_us, added_kv, now_us) + lost_us) /
                         (weight(calls.latency) * calls.num_calls);
-    const double crowding = prefix_len == 0 ? 0 : crowding_of(calls, engine);
+    const double crowding = prefix_len == 0 || !options_.replication ? 0 : crowding_of(calls, engine);
     if (crowding > 0) {
         const double saved_us =
             cost.per_prefill_token_us * (static_cast<double>(calls.prompt_tokens) - uncached);

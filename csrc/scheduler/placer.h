@@ -24,7 +24,7 @@ class Placer {
           queue_(queue),
           counters_(counters),
           finder_(options, fleet),
-          planner_(fleet, finder_, decisions) {}
+          planner_(options, fleet, finder_, decisions) {}
 
     // Places what can be placed now, in queue order; the rest stays queued.
     std::vector<Placement> run(int64_t now_us);

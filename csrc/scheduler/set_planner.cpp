@@ -72,7 +72,8 @@ std::vector<Choice> SetPlanner::plan(std::span<Call* const> calls, bool complete
     num_others_ = static_cast<double>(pool.num_queued - calls.size());
     now_us_ = now_us;
     Plan best = all_on_one(calls);
-    if (!best.empty() && (pool.engines().size() == 1 || mutant("group_never_split"))) return best;
+    const bool may_split = options_.splitting && pool.engines().size() > 1 && !mutant("group_never_split");
+    if (!best.empty() && !may_split) return best;
     std::vector<Plan> others;
     if (completes_together) {
         std::vector<Unit> clusters = clusters_of(calls);

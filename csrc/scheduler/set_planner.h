@@ -22,8 +22,8 @@ struct Choice {
 
 class SetPlanner {
   public:
-    SetPlanner(Fleet& fleet, EngineFinder& finder, Decisions& decisions)
-        : fleet_(fleet), finder_(finder), decisions_(decisions) {}
+    SetPlanner(const SchedulerOptions& options, Fleet& fleet, EngineFinder& finder, Decisions& decisions)
+        : options_(options), fleet_(fleet), finder_(finder), decisions_(decisions) {}
 
     Choice choose(Call& call, int64_t now_us);
     // The best of `engines` for a call that no other can take.
@@ -33,8 +33,8 @@ class SetPlanner {
     void forget(const Choice& choice) { decisions_.drop(choice.decision); }
 
     // The best of three plans: everything on one engine; each cluster of calls that share a prefix on one;
-    // each call for itself. Calls that no engine can take are left out. `completes_together`: the end of the
-    // last call counts (a task group), else the mean.
+    // each call for itself. Without splitting the first, whenever there is one. Calls that no engine can take
+    // are left out. `completes_together`: the end of the last call counts (a task group), else the mean.
     std::vector<Choice> plan(std::span<Call* const> calls, bool completes_together, int64_t now_us);
 
   private:
@@ -57,6 +57,7 @@ class SetPlanner {
     void sort_by_length(std::vector<Unit>& units) const;
     void discard(Plan& plan);
 
+    SchedulerOptions options_;
     Fleet& fleet_;
     EngineFinder& finder_;
     Decisions& decisions_;

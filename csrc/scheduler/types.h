@@ -19,6 +19,8 @@ inline constexpr uint32_t kNoSlot = std::numeric_limits<uint32_t>::max();
 struct SchedulerOptions {
     bool group_placement = true;
     bool prefix_affinity = true;
+    bool splitting = true;
+    bool replication = true;
     bool objective_aware = true;
     bool application_order = true;
     bool tenant_shares = true;

@@ -344,6 +344,8 @@ class Scheduler:
         hash_key: bytes,
         group_placement: bool = True,
         prefix_affinity: bool = True,
+        splitting: bool = True,
+        replication: bool = True,
         objective_aware: bool = True,
         application_order: bool = True,
         tenant_shares: bool = True,

@@ -107,6 +107,8 @@ class SchedulerConfig:
 
     group_placement: bool = True  # place a task group together
     prefix_affinity: bool = True  # place a call where its prefix is, or with queued sharers
+    splitting: bool = True  # place a group or sharers on several engines where they end sooner so
+    replication: bool = True  # send a call elsewhere than its prefix is when engines there are crowded
     objective_aware: bool = True  # cap an engine's tokens while it holds a latency-bound call
     application_order: bool = True  # a call inherits its application's arrival time
     tenant_shares: bool = True  # tenants share engines by weight, whatever each has queued

@@ -25,6 +25,8 @@ class SchedulerBridge:
         options: dict[str, Any] = {
             "group_placement": config.group_placement,
             "prefix_affinity": config.prefix_affinity,
+            "splitting": config.splitting,
+            "replication": config.replication,
             "objective_aware": config.objective_aware,
             "application_order": config.application_order,
             "tenant_shares": config.tenant_shares,
