@@ -14,6 +14,7 @@ from app_harness import NOBODY, call_body, check_error, new_session, run
 from manager_harness import Manager, running_manager, serving, until
 from parrot import api
 from parrot.config import ManagerConfig
+from parrot.manager.journal import Journal
 from parrot.manager.operators import _compile_regex as transforms_compiled
 from parrot.tokenizer import Tokenizer
 
@@ -105,6 +106,44 @@ def test_with_a_journal_a_restarted_service_goes_on(tiny_model: Path, tmp_path: 
 
     for scenario in (before, after, at_last):
         run(tiny_model, scenario, journal=journal)
+
+
+def test_no_request_is_answered_before_it_is_on_record(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_commit, tickets = asyncio.Event(), list[int]()
+    committed = Journal.committed
+
+    async def held_up(journal: Journal, ticket: int) -> None:
+        tickets.append(ticket)
+        await may_commit.wait()
+        await committed(journal, ticket)
+
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        async def ask(method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+            may_commit.clear()
+            tickets.clear()
+            asked = asyncio.create_task(client.request(method, path, json=body))
+            await until(lambda: asked.done() or bool(tickets))
+            assert not asked.done(), path
+            may_commit.set()
+            reply = await asked
+            assert reply.status_code < 300, reply.text
+            return reply
+
+        await manager.add_engine()
+        session = (await ask("POST", "/v1/session")).json()["session_id"]
+        variables = [{"semantic_var_id": "set"}, {"semantic_var_id": "idle"}]
+        await ask(
+            "POST", "/v1/submit", {"session_id": session, "calls": [call_body()], "variables": variables}
+        )
+        await ask("POST", "/v1/set", {"session_id": session, "semantic_var_id": "set", "value": "v"})
+        await ask("POST", "/v1/cancel", {"session_id": session, "semantic_var_id": "idle"})
+        await ask("POST", "/v1/get", {"session_id": session, "semantic_var_id": "y"})
+        await ask("DELETE", f"/v1/session/{session}")
+
+    monkeypatch.setattr(Journal, "committed", held_up)
+    run(tiny_model, scenario, journal=tmp_path / "journal")
 
 
 def test_while_the_journal_cannot_be_written_the_service_says_so_and_lives(

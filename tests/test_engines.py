@@ -15,7 +15,7 @@ import zmq.asyncio
 from parrot import wire
 from parrot.config import ManagerConfig
 from parrot.errors import PortInUse
-from parrot.manager.clock import ClockOffset, now_s, now_us
+from parrot.manager.clock import now_s, now_us
 from parrot.manager.engines import Engine, EngineRegistry
 
 CONFIG = ManagerConfig(
@@ -152,6 +152,23 @@ def test_a_silent_engine_is_lost_and_one_that_beats_is_not() -> None:
         assert [engine.name for engine, _ in events.lost] == ["silent"]
         assert [engine.name for engine in registry.alive] == ["live"]
         assert {view.name: view.alive for view in registry.views()} == {"silent": False, "live": True}
+
+    with_registry(scenario)
+
+
+def test_time_in_which_the_manager_itself_stood_still_is_no_silence_of_an_engine() -> None:
+    async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
+        live = peer()
+        await live.send(register("e1"))
+        await until(lambda: len(events.joined) == 1)
+        engine, num_beats = events.joined[0], events.num_heartbeats
+        engine.num_dispatched = 1  # it has work, and so should make steps
+        stood_still_s = 2 * max(CONFIG.lost_after_s, CONFIG.stall_after_s)
+        registry._last_beat -= stood_still_s
+        engine.last_seen -= stood_still_s
+        engine.progress.since -= stood_still_s
+        await until(lambda: events.num_heartbeats > num_beats + 1)
+        assert events.lost == []
 
     with_registry(scenario)
 
@@ -382,14 +399,3 @@ def test_a_taken_port_is_a_typed_error_and_free_ports_are_found_in_parallel() ->
         await asyncio.gather(*(registry.close() for registry in registries))
 
     asyncio.run(run())
-
-
-def test_engine_times_are_shifted_by_the_frame_that_was_fastest() -> None:
-    clock = ClockOffset()
-    for delay_us in (900, 50, 4000):
-        clock.observe(1_000_000, 6_000_000 + delay_us)
-    assert clock.to_manager_us(1_000_000) == 6_000_050
-    # Drift: minima older than two windows no longer count.
-    for minute in (2, 4, 6):
-        clock.observe(1_000_000 + minute * 60_000_000, 6_000_700 + minute * 60_000_000)
-    assert clock.offset_us == 5_000_700

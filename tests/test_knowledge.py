@@ -318,6 +318,24 @@ def test_a_real_engine_says_what_it_has(tiny_model: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.system
+def test_a_context_of_which_nobody_was_told_is_freed(tiny_model: Path) -> None:
+    async def scenario() -> None:
+        async with running_manager(tiny_model) as manager:
+            with real_engine(tiny_model, manager.registry.address, num_blocks=256) as engine:
+                await until(lambda: bool(manager.registry.alive))
+                await manager.get(manager.submit(*rounds(1)), "pass0c")
+                known = manager.registry.alive[0]
+                ledger = manager.executor.knowledge.ledger
+                stranger, *others = ledger.of_engine(known.engine_id)
+                ledger.cut(known.engine_id, stranger, 0)  # as if the end of its call had never come
+                known.frames.lose_up_to(known.frames.newest + 1)
+                await until(lambda: stranger not in engine._cached.snapshot().context_ids)
+                assert set(others) <= set(engine._cached.snapshot().context_ids)
+
+    asyncio.run(scenario())
+
+
 def test_a_second_long_constant_is_known_and_all_of_it_is_expected_to_be_there(tiny_model: Path) -> None:
     constant = " ".join(f"rule {number} says so." for number in range(4000))
 
