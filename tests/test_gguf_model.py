@@ -16,7 +16,7 @@ from parrot.errors import ModelFileError
 from parrot.gguf_model import convert_gguf
 from parrot.tokenizer import Tokenizer
 from tiny_gguf import write_gguf
-from tiny_models import write_family
+from tiny_models import write_family, write_tiny_model
 
 
 def convert(path: Path, target: Path) -> Path:
@@ -47,6 +47,32 @@ def test_other_architectures_come_back_too(family: str, tmp_path: Path) -> None:
     theirs, ours = ModelConfig.load(source), ModelConfig.load(target)
     assert replace(ours, norm_eps=theirs.norm_eps) == theirs
     assert ours.norm_eps == pytest.approx(theirs.norm_eps)
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize("scaling", [{"rope_type": "linear", "factor": 4.0}, LLAMA3_ROPE])
+def test_positions_are_scaled_as_in_the_original(scaling: dict[str, object], tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "source", rope_scaling=scaling)
+    target = convert(write_gguf(tmp_path / "m.gguf", source), tmp_path / "out")
+    theirs, ours = ModelConfig.load(source), ModelConfig.load(target)
+    assert theirs.rope_scaling.kind == scaling["rope_type"]
+    assert replace(ours, norm_eps=theirs.norm_eps) == theirs
+    assert load_file(target / "model.safetensors").keys() == load_file(source / "model.safetensors").keys()
+
+
+def test_positions_scaled_in_another_way_are_refused(tmp_path: Path) -> None:
+    scaling = {**LLAMA3_ROPE, "original_max_position_embeddings": 4096}
+    source = write_tiny_model(tmp_path / "source", rope_scaling=scaling)
+    with pytest.raises(ModelFileError, match=r"rope_freqs\.weight that is not LLaMA 3's"):
+        convert(write_gguf(tmp_path / "m.gguf", source), tmp_path / "out")
 
 
 def test_quantised_tensors_are_dequantised_in_fp32(tiny_model: Path, tmp_path: Path) -> None:

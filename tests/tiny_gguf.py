@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -43,7 +44,8 @@ def write_gguf(
     architecture: str = "llama",
     leave_out: str | None = None,
 ) -> Path:
-    """Norms and biases stay fp32; ``leave_out``: a tensor (GGUF name) to omit."""
+    """Norms and biases stay fp32; ``leave_out``: a tensor (GGUF name) to omit. Scaled positions are written
+    as llama.cpp has them: a linear factor as metadata, those of LLaMA 3 as a factor for each frequency."""
     config = json.loads((directory / "config.json").read_text())
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config["num_hidden_layers"])
@@ -57,6 +59,7 @@ def write_gguf(
     writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
     add_byte_level_tokenizer(writer, directory)
+    _add_rope_scaling(writer, config)
     for name, values in load_file(directory / "model.safetensors").items():
         if architecture == "llama" and name.endswith("q_proj.weight"):
             values = permute(values, config["num_attention_heads"])
@@ -74,6 +77,20 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_rope_scaling(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    scaling = config.get("rope_scaling") or {"rope_type": "default"}
+    if scaling["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(scaling["factor"])
+    elif scaling["rope_type"] == "llama3":
+        from transformers import LlamaConfig
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**config), "cpu")
+        plain = config["rope_theta"] ** -(np.arange(0, config["head_dim"], 2) / config["head_dim"])
+        writer.add_tensor("rope_freqs.weight", (plain / scaled.numpy()).astype(np.float32))
 
 
 def _gguf_name(name: str) -> str:

@@ -41,6 +41,14 @@ _EXTRA = {  # tensors of a layer that some architectures have besides
     "qwen2": {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"},
     "qwen3": {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"},
 }
+# What LLaMA 3.1 and later divide each frequency of the rotation by, float32 [head_dim / 2]. config.json says
+# it by a factor and these, which are the same in all of them.
+_ROPE_FACTORS = "rope_freqs.weight"
+_LLAMA3_ROPE = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+\.(?:weight|bias))\Z")
 
 
@@ -128,7 +136,7 @@ def _config(source: _Source, tied: bool) -> dict[str, object]:
         "tie_word_embeddings": tied,
         "dtype": "float32",
     }
-    config.update(_rope_scaling(source))
+    config.update(_rope_scaling(source, head_dim))
     for name in ("bos", "eos"):
         token_id = source.metadata(f"tokenizer.ggml.{name}_token_id")
         if isinstance(token_id, int):
@@ -136,11 +144,14 @@ def _config(source: _Source, tied: bool) -> dict[str, object]:
     return config
 
 
-def _rope_scaling(source: _Source) -> dict[str, object]:
+def _rope_scaling(source: _Source, head_dim: int) -> dict[str, object]:
     kind = source.metadata(f"{source.architecture}.rope.scaling.type")
+    factors = [tensor.data for tensor in source.reader.tensors if tensor.name == _ROPE_FACTORS]
+    if kind in (None, "none") and factors:
+        return {"rope_scaling": _llama3_scaling(source, np.asarray(factors[0], np.float32), head_dim)}
     if kind in (None, "none"):
         return {}
-    if kind == "linear":
+    if kind == "linear" and not factors:
         return {"rope_scaling": {"rope_type": "linear", "factor": source.number("rope.scaling.factor")}}
     raise ModelFileError(
         f"{source.path} scales its positions by {kind!r}, which is not supported from GGUF; "
@@ -148,10 +159,27 @@ def _rope_scaling(source: _Source) -> dict[str, object]:
     )
 
 
+def _llama3_scaling(source: _Source, factors: Array, head_dim: int) -> dict[str, object]:
+    """The scaling that has these ``factors``; the largest of them is the one of config.json."""
+    factor = round(float(factors.max()), 3)  # float32 of a short number
+    frequencies = source.number("rope.freq_base", 10000.0) ** -(np.arange(0, head_dim, 2) / head_dim)
+    low, high, positions = _LLAMA3_ROPE.values()
+    kept = np.clip((positions * frequencies / (2 * np.pi) - low) / (high - low), 0.0, 1.0)
+    expected = 1.0 / (kept + (1.0 - kept) / factor)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
+        raise ModelFileError(
+            f"{source.path} scales its positions by a {_ROPE_FACTORS} that is not LLaMA 3's, which is not "
+            "supported from GGUF; use the model's Hugging Face directory"
+        )
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA3_ROPE}
+
+
 def _tensors(source: _Source, config: dict[str, object], progress: Progress) -> Iterator[tuple[str, Array]]:
     num_tensors = len(source.reader.tensors)
     for index, tensor in enumerate(source.reader.tensors):
         progress("dequantising tensors", 0.9 * index / num_tensors)
+        if tensor.name == _ROPE_FACTORS:
+            continue  # in the configuration
         name = _name(source, tensor.name)
         values = np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         if source.architecture == "llama" and name.endswith("q_proj.weight"):
