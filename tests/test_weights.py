@@ -91,6 +91,16 @@ def test_a_missing_tensor_is_named(directory: Path) -> None:
         load(directory)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_weights_that_mean_nothing_without_scales_are_refused(directory: Path, dtype: torch.dtype) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.1.self_attn.o_proj.weight"
+    save_file({**tensors, name: tensors[name].to(dtype)}, path)
+    with pytest.raises(ModelFileError, match=rf"{name}' is {dtype}; quantised"):
+        load(directory)
+
+
 def test_a_truncated_file_is_named(directory: Path) -> None:
     path = directory / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -107,6 +117,7 @@ def test_a_truncated_file_is_named(directory: Path) -> None:
         ("rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
         ("num_key_value_heads", 3),
         ("hidden_size", "wide"),
+        ("quantization_config", {"quant_method": "fp8"}),
     ],
 )
 def test_what_the_decoder_cannot_run_is_refused(directory: Path, field: str, value: object) -> None:

@@ -102,6 +102,7 @@ def _parse(raw: JsonObject, path: Path) -> ModelConfig:
     name = str(architectures[0])
     if len(architectures) != 1 or name not in _FAMILIES:
         raise ModelFileError(f"{path} describes {architectures}; this engine runs {', '.join(_FAMILIES)}")
+    _require(raw, path, quantization_config=None)
     return _FAMILIES[name](raw, path)
 
 

@@ -67,6 +67,7 @@ _OPT = _Names(
     up=("fc1",),
     down="fc2",
 )
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # others need scales beside them
 _OPT_POSITIONS = "model.decoder.embed_positions"
 _OPT_OFFSET = 2  # rows of the table of positions that stand for none
 
@@ -199,6 +200,8 @@ class _TensorFiles(AbstractContextManager[TensorSource]):
             raise ModelFileError(
                 f"{path}: tensor {name!r} has the shape {tuple(tensor.shape)}; config.json asks for {shape}"
             )
+        if tensor.dtype not in _DTYPES:
+            raise ModelFileError(f"{path}: tensor {name!r} is {tensor.dtype}; quantised weights are not read")
         return tensor.to(device=self._device, dtype=self._dtype)
 
 
