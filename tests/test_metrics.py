@@ -26,7 +26,7 @@ from parrot.manager.families import counter, gauge, histogram, info
 from parrot.manager.metrics import MAX_ENGINES, OTHER_ENGINES, Metrics
 from parrot.manager.scrape import SAMPLES_AT_A_TIME, scraping
 from parrot.manager.slices import run_whole
-from parrot.wire import StepCost
+from parrot.wire import EngineStats, StepCost
 
 Page = dict[tuple[str, frozenset[tuple[str, str]]], float]
 OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -112,6 +112,28 @@ def test_the_page_counts_what_has_happened(tiny_model: Path) -> None:
             assert value(page, "resident_bytes") > 10e6
 
     asyncio.run(main())
+
+
+def test_every_number_of_an_engine_is_under_its_own_name() -> None:
+    numbers = {name: n for n, name in enumerate(EngineStats.__struct_fields__, start=1)}
+    seconds = {"busy_us": "busy_seconds", "expected_us": "expected_seconds", "turn_us": "turn_seconds"}
+    engine = SimpleNamespace(
+        name="e",
+        state="ready",
+        alive=True,
+        stats=EngineStats(**numbers),
+        num_dispatched=99,
+        slowdown=SimpleNamespace(factor=1.5),
+        cost=StepCost(1, 2, 3, 4),
+    )
+    fleet: Any = SimpleNamespace(engines=[engine])
+    page = parse(written(*Metrics(None, fleet)._engines()))  # type: ignore[arg-type]
+    shown = {name.removeprefix("parrot_engine_").removesuffix("_total"): v for (name, _), v in page.items()}
+    told = {seconds.get(name, name.removeprefix("num_")): n for name, n in numbers.items()}
+    told |= {name: told[name] / 1e6 for name in seconds.values()} | {"dispatched": 99, "slowdown": 1.5}
+    for internal in ("clock_us", "hinted_contexts"):
+        del told[internal]
+    assert {name: shown[name] for name in told} == told
 
 
 async def cancel_one(manager: Manager) -> None:
