@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -114,50 +115,56 @@ def test_an_echo_comes_before_each_answer_and_only_one_call_scores_the_prompt(ti
     run(tiny_model, scenario)
 
 
-def test_every_sampling_parameter_reaches_the_engine(tiny_model: Path) -> None:
+PARAMETERS: dict[str, Any] = {
+    "max_tokens": 9,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.05,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.2,
+    "repetition_penalty": 1.2,
+    "logit_bias": {"7": -5, "9": 4},
+    "seed": 12,
+    "stop": ["\n"],
+    "stop_token_ids": [5, 6],
+    "min_tokens": 2,
+    "ignore_eos": True,
+}
+ROUTES: dict[str, dict[str, Any]] = {  # a body of each route that asks for all of them
+    "chat/completions": {"messages": HELLO, **PARAMETERS, "logprobs": True, "top_logprobs": 3},
+    "completions": {"prompt": "Hello", **PARAMETERS, "logprobs": 3},
+    "submit": {
+        "session_id": f"s-{0:032x}",
+        "create_session": True,
+        "calls": [
+            {
+                "prompt": "Hello {{output:x}}",
+                "placeholders": [{"name": "x", "kind": "output", "sampling": {**PARAMETERS, "logprobs": 3}}],
+            }
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_sampling_parameter_reaches_the_engine(tiny_model: Path, route: str) -> None:
     async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
         engine = await manager.add_engine(reply)
-        await client.chat.completions.create(
-            model=model,
-            messages=HELLO,
-            max_tokens=9,
-            temperature=0.5,
-            top_p=0.9,
-            presence_penalty=0.1,
-            frequency_penalty=0.2,
-            logit_bias={"7": -5, "9": 4},
-            seed=12,
-            stop="\n",
-            logprobs=True,
-            top_logprobs=3,
-            extra_body={
-                "top_k": 40,
-                "min_p": 0.05,
-                "repetition_penalty": 1.2,
-                "stop_token_ids": [5, 6],
-                "min_tokens": 2,
-                "ignore_eos": True,
-            },
-        )
+        body = ROUTES[route] if route == "submit" else {"model": model, **ROUTES[route]}
+        await client.post(f"/{route}", body=body, cast_to=object)
+        await until(lambda: len(engine.dispatches) == 1)
         generate = engine.dispatches[0].verbs[1]
         assert isinstance(generate, wire.Generate)
-        assert generate.sampling == wire.Sampling(
-            max_tokens=9,
-            temperature=0.5,
-            top_p=0.9,
-            top_k=40,
-            min_p=0.05,
-            presence_penalty=0.1,
-            frequency_penalty=0.2,
-            repetition_penalty=1.2,
-            logit_bias=((7, -5.0), (9, 4.0)),
-            seed=12,
-            stop=("\n",),
-            stop_token_ids=(5, 6),
-            min_tokens=2,
-            ignore_eos=True,
-            logprobs=3,
+        asked = msgspec.convert(
+            {**PARAMETERS, "logit_bias": [(7, -5.0), (9, 4.0)], "logprobs": 3}, wire.Sampling
         )
+        assert generate.sampling == asked
+        default = wire.Sampling()
+        same = {
+            name for name in wire.Sampling.__struct_fields__ if getattr(asked, name) == getattr(default, name)
+        }
+        assert same == {"prompt_logprobs", "grammar"}, "every other parameter is asked for"
 
     run(tiny_model, scenario)
 
