@@ -114,6 +114,27 @@ def test_without_a_gpu_standard_error_says_what_runs_on_the_cpu(
     assert "CPU" in message
 
 
+def test_a_curve_has_a_point_for_each_batch_beside_the_cost_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(curve, "setting", lambda *_: TINY)
+    monkeypatch.setenv("PARROT_BENCH_MODELS", "llama-7b,llama-13b")
+    monkeypatch.chdir(tmp_path)
+    models = curve.run(True)["models"]
+    assert list(models) == ["llama-7b", "llama-13b"]
+    for measured in models.values():
+        assert [point["batch"] for point in measured["points"]] == [1, 4]
+        for point in measured["points"]:
+            assert point["tok_per_s"] == pytest.approx(
+                1e3 * point["batch"] / point["ms_per_token"]["median"], rel=1e-3
+            )
+            assert point["predicted_ms"] > 0
+        assert list(measured["capacity_tokens"]) == ["20", "40", "80"]
+    printed = capsys.readouterr().out
+    assert printed.count("the cost model says") == 2
+    assert printed.count("KV tokens that keep a target per token") == 2
+
+
 def test_a_call_that_fails_is_no_figure() -> None:
     with pytest.raises(RuntimeError, match="blocks"):
         LocalEngine(TINY).generate([list(range(6, 600)) * 8], [4])
