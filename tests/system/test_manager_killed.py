@@ -22,6 +22,7 @@ import parrot as P
 pytestmark = pytest.mark.system
 PARROT = [sys.executable, "-m", "parrot.cli.main"]
 NUM_CHAINS = 6
+ENGINE_GONE_S = 10.0  # far below the minute that an engine waits for a silent manager
 AFTER = "After {{input:x}} {{output:out}}"
 
 
@@ -155,7 +156,7 @@ def test_no_engine_outlives_a_killed_manager_whose_successor_goes_on(
         told = running.value(session, "v-a")
         engine_pid = running.engine()["pid"]
         kill(running.pid)
-        wait_for(lambda: not is_alive(engine_pid))
+        wait_for(lambda: not is_alive(engine_pid), ENGINE_GONE_S)
     with service(tiny_model, tmp_path, *journal, wait=False) as again:
         assert again.value(session, "v-a") == told
         assert again.get(session, "v-b", timeout_ms=120_000).json()["status"] == "ready"
