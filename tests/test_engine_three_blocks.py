@@ -27,6 +27,7 @@ KINDS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.1, "seed": 5, "top_p": 0.9, "logprobs": 2},
     {"temperature": 0.8, "seed": 6, "frequency_penalty": 0.5, "logit_bias": ((70, 4.0),)},
+    {"temperature": 1.0, "seed": 7, "stop_token_ids": tuple(range(3, 512, 5))},
     {"grammar": Grammar("regex", "[a-f]{4,20}!"), "ignore_eos": False},
     {"grammar": Grammar("choices", json.dumps(["alpha", "alphabet"])), "ignore_eos": False},
 ]
