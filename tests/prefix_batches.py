@@ -24,6 +24,16 @@ def grow(tree, above, rng, suffix_lens):
             yield node + own, len(node) * BLOCK + length
 
 
+def random_tree(rng, depth=3):
+    """Any tree of up to ``depth`` levels: nodes of one to nine blocks, one to four requests below each."""
+    nodes = []
+    for _ in range(int(rng.integers(1, 4))):
+        is_inner = depth > 1 and rng.random() < 0.5
+        below = random_tree(rng, depth - 1) if is_inner else int(rng.integers(1, 5))
+        nodes.append((int(rng.integers(1, 10)), below))
+    return nodes
+
+
 class Batch:
     """Random requests on a tree of prefixes; unused slots and table entries are poisoned."""
 

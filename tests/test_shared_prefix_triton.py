@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import importlib.util
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from parrot.kernels.shared_prefix import SharedPrefixAttention  # noqa: E402
-from prefix_batches import Batch, relative_error  # noqa: E402
+from prefix_batches import Batch, random_tree, relative_error  # noqa: E402
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
@@ -40,6 +41,17 @@ def make(name, heads, kv_heads, head_dim, dtype, seed=3):
 def test_the_triton_twin_equals_float64_attention_on_every_kind_of_tree(name, dtype):
     batch = make(name, 4, 2, 32, dtype)
     batch.check(batch.make_kernel("triton"))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("seed", range(40 if ON_GPU else 10))
+def test_any_tree_with_any_layout_of_heads(implementation, seed):
+    rng = np.random.default_rng(seed)
+    heads, kv_heads = [(4, 4), (4, 2), (8, 1), (6, 2)][seed % 4]
+    head_dim, dtype = int(rng.choice([64, 128] if ON_GPU else [16, 64])), HALVES[seed // 4 % len(HALVES)]
+    suffixes = [0, 1, *rng.integers(1, 200, 4)]
+    batch = Batch(seed, heads, kv_heads, head_dim, dtype, random_tree(rng), suffixes, DEVICE)
+    batch.check(batch.make_kernel(implementation))
 
 
 def test_members_beyond_the_rows_of_an_entry_get_entries_of_their_own():
