@@ -211,6 +211,41 @@ def test_a_run_too_short_to_share_is_left_to_each_request():
     assert all(len(e[3]) == 1 for e in plan.entries)
 
 
+def shared_lengths(members, prefix, **options):
+    """Tokens that so many requests, which have the beginning in common, read together."""
+    requests = [[*range(prefix), 1000 + i] for i in range(members)]
+    plan = Plan(make_tables(requests), [prefix * BLOCK + 5] * members, num_workers=1, **options)
+    return sum(end - begin for _, begin, end, entry, _ in plan.entries if len(entry) > 1 and entry[0][0] == 0)
+
+
+@pytest.mark.parametrize(
+    ("members", "group", "costs", "least"),
+    [
+        (2, 1, {}, 8),  # 2 * t > t + 110 + 2 * 5
+        (3, 1, {}, 4),
+        (2, 4, {}, 10),  # 2 * t > t + 110 + 2 * 20
+        (16, 4, {}, 4),
+        (64, 16, {}, 9),  # 64 * t > 16 * (t + 110) + 64 * 80
+        (2, 1, {"entry_tokens": 0, "row_tokens": 0}, 4),
+        (8, 1, {"entry_tokens": 4000}, 37),
+    ],
+)
+def test_a_run_is_read_together_from_where_that_costs_less(members, group, costs, least):
+    for prefix in (least - 1, least):
+        together = shared_lengths(members, prefix, group_size=group, **costs)
+        assert together == (prefix * BLOCK if prefix == least else 0)
+
+
+def test_an_entry_with_room_for_one_request_is_no_reason_to_share():
+    assert shared_lengths(4, 500, group_size=64) == 0
+
+
+def test_what_all_leave_alone_is_shared_by_those_who_have_more_in_common():
+    requests = [[0, 1, 2, 3, 10, 11, 12, 13, 100 + i] for i in range(2)] + [[0, 1, 2, 3, 200]]
+    plan = Plan([*requests[:2], requests[2] + [-1] * 4], [140, 140, 70], num_workers=1, entry_tokens=115)
+    assert [(e[1], e[2]) for e in plan.entries if len(e[3]) > 1] == [(0, 128)]
+
+
 def test_long_work_is_split_over_idle_workers():
     alone = Plan(make_tables([list(range(1000))]), [16000], num_workers=64)
     assert 32 <= len(alone.entries) <= 64
@@ -344,7 +379,10 @@ def test_a_plan_without_room_is_refused_before_it_is_made():
     assert time.process_time() - begun < 1, "33 million entries take 4 s"
     tables, lens = np.zeros((2, 4), dtype=np.int32), np.array([64, 64], dtype=np.int32)
     room = [np.zeros((8, 8), dtype=np.int32), np.zeros((1, 2), dtype=np.int32), np.zeros(3, dtype=np.int32)]
-    planner, sizes = AttentionPlanner(), {"group_size": 1, "num_kv_heads": 1, "num_workers": 1}
+    planner, sizes = (
+        AttentionPlanner(),
+        {"group_size": 1, "num_kv_heads": 1, "num_workers": 1, "entry_tokens": 0},
+    )
     with pytest.raises(ValueError, match=r"members has room for 2 int32, the plan needs 4$"):
         planner.plan(tables, lens, *room, **sizes)
     room[1] = np.zeros((2, 2), dtype=np.int32)
@@ -358,7 +396,7 @@ def test_buffers_too_small_and_wrong_dtypes_are_refused():
         np.zeros((8, 2), dtype=np.int32),
         np.zeros(3, dtype=np.int32),
     ]
-    sizes = {"group_size": 1, "num_kv_heads": 1, "num_workers": 1}
+    sizes = {"group_size": 1, "num_kv_heads": 1, "num_workers": 1, "entry_tokens": 0}
     with pytest.raises(ValueError, match="part_begin has room for 1 int32, the plan needs 3"):
         AttentionPlanner().plan(tables, lens, *buffers[:2], np.zeros(1, dtype=np.int32), **sizes)
     with pytest.raises(ValueError, match=r"block_tables must be \[n, max_blocks\]"):
@@ -376,7 +414,8 @@ def test_requests_that_read_together_are_counted_once_each():
     assert planner.num_sharing == 3
     Plan(make_tables(requests), [length + 1 for length in lens], planner)
     assert planner.num_sharing == 3
-    Plan(make_tables(requests), lens, planner, group_size=32)  # two members an entry: the third is alone
+    free = {"entry_tokens": 0, "row_tokens": 0}
+    Plan(make_tables(requests), lens, planner, group_size=32, **free)  # two an entry: the third is alone
     assert planner.num_sharing == 2
     Plan(make_tables(requests), lens, planner, share=False)
     assert planner.num_sharing == 0

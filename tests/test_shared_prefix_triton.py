@@ -55,8 +55,10 @@ def test_any_tree_with_any_layout_of_heads(implementation, seed):
 
 
 def test_members_beyond_the_rows_of_an_entry_get_entries_of_their_own():
-    batch = Batch(6, 16, 1, 16, torch.float16, [(5, 6)], [2], DEVICE)
-    batch.check(batch.make_kernel("triton"))
+    batch = Batch(6, 16, 1, 16, torch.float16, [(20, 6)], [2], DEVICE)
+    kernel = batch.make_kernel("triton")
+    batch.check(kernel)
+    assert kernel.num_sharing == 6
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (8, 1), (6, 2)])

@@ -47,11 +47,20 @@ const AttentionPlan& AttentionPlanner::plan(std::span<const int32_t> block_table
                                             const AttentionPlanOptions& options) {
     check(options);
     options_ = options;
-    segments_.update(block_tables, seq_lens, options.block_size, options.min_shared_tokens, options.share);
+    segments_.update(block_tables, seq_lens, options.block_size, sharing());
     choose_chunks();
     check_room();
     emit();
     return plan_;
+}
+
+AttentionSharing AttentionPlanner::sharing() const {
+    const int64_t row_tokens = int64_t{options_.row_tokens} * options_.group_size;
+    return {.enabled = options_.share,
+            .min_tokens = options_.min_shared_tokens,
+            .tile_members = options_.max_rows / options_.group_size,
+            .entry_tokens = std::min(options_.entry_tokens, kMaxCost),
+            .member_tokens = static_cast<int32_t>(std::min<int64_t>(row_tokens, kMaxCost))};
 }
 
 int32_t AttentionPlanner::entry_cost(bool is_shared, int32_t members) const {

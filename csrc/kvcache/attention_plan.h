@@ -19,7 +19,8 @@ struct AttentionPlanOptions {
     int32_t num_kv_heads = 1;
     int32_t num_workers = 1;         // thread blocks that run at once
     int32_t max_rows = 64;           // query rows of an entry: members * group_size
-    int32_t min_shared_tokens = 64;  // a shorter run of shared tokens is left to each request
+    int32_t min_shared_tokens = 64;  // a run of shared tokens is left to each request if shorter than this,
+                                     // or where reading it together would cost more
     int32_t min_chunk_tokens = 128;  // entries are not split below this
     bool share = true;               // off: every request reads its own tokens
 
@@ -67,6 +68,7 @@ class AttentionPlanner {
 
   private:
     AttentionBalance::Cut cut(const AttentionSegment& segment) const;
+    AttentionSharing sharing() const;
     int32_t entry_cost(bool is_shared, int32_t members) const;
     void choose_chunks();
     void check_room() const;

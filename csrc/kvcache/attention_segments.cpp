@@ -29,8 +29,8 @@ int32_t first_difference(const int32_t* one, const int32_t* other, int32_t begin
 }  // namespace
 
 void AttentionSegments::update(std::span<const int32_t> block_tables, std::span<const int32_t> seq_lens,
-                               int32_t block_size, int32_t min_shared_tokens, bool share) {
-    const Settings settings{block_size, min_shared_tokens, share};
+                               int32_t block_size, const AttentionSharing& sharing) {
+    const Settings settings{block_size, sharing};
     if (settings != settings_ || seq_lens.size() != known_lens_.size()) known_lens_.clear();
     tables_ = block_tables;
     lens_ = seq_lens;
@@ -121,7 +121,7 @@ void AttentionSegments::search() {
     own_segment_.assign(lens_.size(), -1);
     order_.resize(lens_.size());
     for (int32_t r = 0; r < num_requests_; ++r) order_[static_cast<size_t>(r)] = r;
-    if (settings_.share) {
+    if (settings_.sharing.enabled) {
         find_shared();
     } else {
         for (int32_t r = 0; r < num_requests_; ++r) add_segment(0, lens_[static_cast<size_t>(r)], r, 1);
@@ -156,7 +156,7 @@ void AttentionSegments::find_shared() {
         }
         group.index = common_blocks(group);
         const int32_t end = group.index * settings_.block_size;
-        if (end - group.begin >= settings_.min_shared_tokens) {
+        if (settings_.sharing.pays(end - group.begin, group.count)) {
             add_segment(group.begin, end, group.first, group.count);
             group.begin = end;
         }

@@ -14,12 +14,29 @@ struct AttentionSegment {
     int32_t first, count;  // slice of AttentionSegments::order()
 };
 
+// When several requests read a run of tokens together: where that takes less of the workers' time, counted in
+// tokens, than each of them reading it as a part of its own tokens.
+struct AttentionSharing {
+    bool enabled = true;
+    int32_t min_tokens = 1;     // a shorter run never
+    int32_t tile_members = 1;   // requests of an entry at most
+    int32_t entry_tokens = 0;   // the start of an entry
+    int32_t member_tokens = 0;  // the result of a request, written and read again
+
+    bool operator==(const AttentionSharing&) const = default;
+    bool pays(int32_t tokens, int32_t count) const {
+        const int64_t entries = (int64_t{count} + tile_members - 1) / tile_members;
+        const int64_t together = entries * (int64_t{tokens} + entry_tokens) + int64_t{count} * member_tokens;
+        return tokens >= min_tokens && int64_t{count} * tokens > together;
+    }
+};
+
 // Keeps the segments of the last step: see AttentionPlanner.
 class AttentionSegments {
   public:
     // Throws std::invalid_argument for lengths and blocks as AttentionPlanner::plan does.
     void update(std::span<const int32_t> block_tables, std::span<const int32_t> seq_lens, int32_t block_size,
-                int32_t min_shared_tokens, bool share);
+                const AttentionSharing& sharing);
 
     const std::vector<AttentionSegment>& segments() const { return segments_; }
     const std::vector<int32_t>& order() const { return order_; }  // requests, each once
@@ -34,8 +51,8 @@ class AttentionSegments {
         int32_t first, count, begin, index;
     };
     struct Settings {
-        int32_t block_size = 0, min_shared_tokens = 0;
-        bool share = false;
+        int32_t block_size = 0;
+        AttentionSharing sharing;
         bool operator==(const Settings&) const = default;
     };
 
