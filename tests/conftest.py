@@ -74,6 +74,15 @@ def smollm2_dir() -> Path:
         pytest.skip(str(error))
 
 
+@pytest.fixture
+def tall_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter, which takes its time for each program, products of one row have few."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from parrot.kernels import triton_linear
+
+        monkeypatch.setattr(triton_linear, "row_tiling", lambda *_, **__: (64, 256, 4))
+
+
 @pytest.fixture(params=_core.cpu_isas())
 def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set that the CPU kernels have and this machine can run; in use during the test."""

@@ -78,6 +78,7 @@ PARTS = (  # the quickest, and those that the others rest on, first
     tests("tests-attention-triton", "tests/test_shared_prefix_triton.py -m gpu", 240),
     tests("tests-prefill", f"{PREFILL} -m gpu", 240),
     tests("tests-step", "tests/test_gpu_step.py tests/test_triton_ids.py -m gpu", 240),
+    tests("tests-products", "tests/test_triton_linear.py -m gpu", 180),
     tests("tests-model", "tests/test_model.py tests/test_sampling.py tests/test_triton_draw.py -m gpu", 180),
     tests("tests-families", "tests/test_engine_families.py -m gpu", 300),
     replace(tests("tests-gpus", "tests/system/test_several_gpus.py", 300), least_gpus=2),

@@ -21,6 +21,7 @@ from test_model import assert_right, random_ids
 from tiny_models import FAMILIES, write_family
 
 
+@pytest.mark.usefixtures("tall_tiles")
 @pytest.mark.parametrize("family", ["llama", *FAMILIES])
 def test_chunks_forks_and_decodes_have_the_logits_of_transformers(
     family: str, tiny_model: Path, tmp_path: Path
@@ -47,5 +48,6 @@ def test_every_kernel_compiles_for_hopper() -> None:
     kernels = {line.split()[0] for line in done.stdout.splitlines()}
     assert kernels == {
         *("_rms_norm", "_silu_mul", "_rope_append", "_prefill", "_attend", "_merge"),
+        *("row_product", "rows_product"),
         *("_best_of_parts", "_best_of_row", "_put_known_ids", "_bounds", "_draw"),
     }

@@ -36,6 +36,7 @@ from parrot.tokenizer.tokenizer import Tokenizer
 from parrot.wire import EngineStats
 from tiny_models import write_tiny_model
 
+pytestmark = pytest.mark.usefixtures("tall_tiles")
 LIMITS = StepLimits(rows=64, sequences=12, blocks=8)
 NUM_BLOCKS = 64
 

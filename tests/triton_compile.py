@@ -11,10 +11,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from parrot.kernels import paged_prefill, shared_prefix_triton, triton_draw, triton_ids, triton_ops
+from parrot.kernels import (
+    paged_prefill,
+    shared_prefix_triton,
+    triton_draw,
+    triton_ids,
+    triton_linear_kernels,
+    triton_ops,
+)
 
 HOPPER = GPUTarget("cuda", 90, 32)
 MODEL = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128}
+UP = {"SIZE": 11008, "DEPTH": 4096, "GATED": True, "HAS_BIAS": True, "ADDS": False, "EARLY": True}
+DOWN = {"SIZE": 4096, "DEPTH": 11008, "GATED": False, "HAS_BIAS": False, "ADDS": True, "EARLY": True}
+SEVERAL = {"TILE": 64, "STEP": 128, "ROWS": 16}
 POINTERS = {
     "positions": "*i32",
     "slots": "*i32",
@@ -39,6 +49,8 @@ POINTERS = {
     "bounds": "*fp32",
     "num_equals": "*i32",
     "targets": "*fp64",
+    "parts": "*fp32",
+    "arrivals": "*i32",
 }
 SCALARS = {
     "eps": "fp32",
@@ -50,9 +62,13 @@ SCALARS = {
     "vocab_size": "i32",
 }
 KERNELS: list[tuple[Any, dict[str, object], dict[str, str]]] = [
-    (triton_ops._rms_norm, {"SIZE": 4096, "PADDED": 4096}, {}),
+    (triton_ops._rms_norm, {"SIZE": 4096, "PADDED": 4096, "EARLY": True}, {}),
     (triton_ops._silu_mul, {"SIZE": 11008, "TILE": 1024}, {}),
-    (triton_ops._rope_append, {**MODEL, "PADDED": 64, "TILE": 16, "HAS_NORMS": True}, {}),
+    (triton_ops._rope_append, {**MODEL, "PADDED": 64, "TILE": 16, "HAS_NORMS": True, "EARLY": True}, {}),
+    (triton_linear_kernels.row_product, {**UP, "TILE": 2, "STEP": 1024, "HAS_NORM": True}, {}),
+    (triton_linear_kernels.row_product, {**DOWN, "TILE": 4, "STEP": 2048, "HAS_NORM": False}, {}),
+    (triton_linear_kernels.rows_product, {**UP, **SEVERAL, "SPLIT": 1}, {}),
+    (triton_linear_kernels.rows_product, {**DOWN, **SEVERAL, "SPLIT": 4}, {}),
     *(
         (
             paged_prefill._prefill,

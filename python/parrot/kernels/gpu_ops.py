@@ -1,4 +1,5 @@
-"""The decoder's operations on a GPU: cuBLAS products through torch, everything between them in own kernels.
+"""The decoder's operations on a GPU: cuBLAS products through torch, those of few rows and everything between
+products in own kernels.
 
 Decodes go through SharedPrefixAttention, chunks of prefill through paged prefill; CUDA, or a Triton twin.
 LayerNorm, which one family has, is torch's.
@@ -17,6 +18,7 @@ from .paged_prefill_cuda import CudaPrefill
 from .shared_prefix import Implementation, SharedPrefixAttention
 from .torch_ops import TensorStep
 from .triton_ids import put_known_ids
+from .triton_linear import MAX_ROWS, FewRowProducts
 from .triton_ops import rms_norm, rope_append, silu_mul
 
 _FIRST_LIMITS = StepLimits(rows=512, sequences=64, blocks=512)  # of buffers that were not reserved; they grow
@@ -45,6 +47,7 @@ class GpuOps:
         self._buffers: StepBuffers | None = None
         is_cuda = attention == "cuda" and CudaPrefill.supports(device, shape.head_dim)
         self._cuda_prefill = CudaPrefill(device) if is_cuda else None
+        self._few_rows = FewRowProducts(device)
 
     def pack(self, weight: Tensor, *, gated: bool = False) -> Tensor:  # noqa: ARG002
         """The weight as it is; what makes a gated layer is done by :meth:`GpuStep.expand`."""
@@ -74,6 +77,10 @@ class GpuOps:
             paged_prefill(query, keys, values, out, plan, scale)
         else:
             kernel(query, keys, values, out, plan, scale)
+
+    def few_rows(self, num_rows: int) -> FewRowProducts | None:
+        """What multiplies so few rows with weights; None: cuBLAS is to."""
+        return self._few_rows if num_rows <= MAX_ROWS else None
 
     def begin(self, batch: Batch, pages: Pages) -> GpuStep:
         """Plan the attention of decodes and of chunks, and upload all that the step reads."""
@@ -134,6 +141,7 @@ class GpuStep(TensorStep):
         self._ops = ops
         self._rotations = ops.rotations
         self._scale = ops.shape.head_dim**-0.5
+        self._few_rows = ops.few_rows(len(views.token_ids))
 
     def project_qkv(
         self,
@@ -145,7 +153,7 @@ class GpuStep(TensorStep):
     ) -> Tensor:
         """[T, heads, head_dim]."""
         shape = self._shape
-        projected = F.linear(self._norm(x, norm), qkv.weight, qkv.bias)
+        projected = self._project(x, norm, qkv)
         return rope_append(
             projected.view(len(x), -1, shape.head_dim),
             self._views.positions,
@@ -178,13 +186,29 @@ class GpuStep(TensorStep):
 
     def add_linear(self, x: Tensor, y: Tensor, linear: Affine[Tensor, Tensor]) -> Tensor:
         """``x`` itself: the product is added to it as it is written."""
+        if self._few_rows is not None:
+            return self._few_rows(y, linear.weight, linear.bias, added_to=x)
         torch.addmm(x, y, linear.weight.t(), out=x)
         return x if linear.bias is None else x.add_(linear.bias)
 
     def expand(self, x: Tensor, norm: Norm[Tensor], up: Affine[Tensor, Tensor]) -> Tensor:
         """[T, intermediate]."""
-        y = F.linear(self._norm(x, norm), up.weight, up.bias)
-        return F.relu(y) if self._shape.mlp == "relu" else silu_mul(y)
+        if self._shape.mlp == "relu":
+            return F.relu(self._project(x, norm, up))
+        if self._few_rows is not None:
+            return self._project(x, norm, up, gated=True)
+        return silu_mul(self._project(x, norm, up))
+
+    def _project(
+        self, x: Tensor, norm: Norm[Tensor], linear: Affine[Tensor, Tensor], *, gated: bool = False
+    ) -> Tensor:
+        """The product with the normalised rows. ``gated``, for few rows only: silu(gate) * up of it."""
+        if self._few_rows is None:
+            return F.linear(self._norm(x, norm), linear.weight, linear.bias)
+        if self._shape.norm == "rms":
+            rms = norm.weight, self._shape.norm_eps
+            return self._few_rows(x, linear.weight, linear.bias, norm=rms, gated=gated)
+        return self._few_rows(self._norm(x, norm), linear.weight, linear.bias, gated=gated)
 
     def logits(self, x: Tensor, norm: Norm[Tensor], head: Tensor) -> Tensor:
         """[m, vocab], in the model's dtype: most ids are chosen from them as they are."""

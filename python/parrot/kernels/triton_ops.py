@@ -6,21 +6,34 @@ runs them on the CPU.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 BLOCK_SIZE = 16
 
 
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether kernels on this device may start before the one ahead of them ends (programmatic dependent
+    launch). One that does waits on the device before it reads what others wrote, and before it writes."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _rms_norm(  # type: ignore[no-untyped-def]
-    x, weight, out, eps, SIZE: tl.constexpr, PADDED: tl.constexpr
+    x, weight, out, eps, SIZE: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64) * SIZE
     column = tl.arange(0, PADDED)
     is_column = column < SIZE
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     values = tl.load(x + row + column, mask=is_column, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(values * values, 0) / SIZE + eps)
     gain = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
@@ -31,8 +44,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of the rows of ``x`` [T, hidden], contiguous; a new tensor."""
     out = torch.empty_like(x)
     size = x.shape[1]
+    early = starts_early(x.device)
     if len(x):
-        _rms_norm[(len(x),)](x, weight, out, eps, SIZE=size, PADDED=triton.next_power_of_2(size), num_warps=8)
+        _rms_norm[(len(x),)](
+            x,
+            weight,
+            out,
+            eps,
+            SIZE=size,
+            PADDED=triton.next_power_of_2(size),
+            EARLY=early,
+            num_warps=8,
+            launch_pdl=early,
+        )
     return out
 
 
@@ -55,7 +79,10 @@ def _rope_append(  # type: ignore[no-untyped-def]
     PADDED: tl.constexpr,
     TILE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:  # but attention, which starts early too, is not to run beside what is ahead of this kernel
+        gdc_wait()
     HALF: tl.constexpr = HEAD_DIM // 2
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -118,7 +145,7 @@ def rope_append(
     num_rows, num_heads, head_dim = qkv.shape
     kv_heads = key_cache.shape[2]
     query = qkv.new_empty(num_rows, num_heads - 2 * kv_heads, head_dim)
-    tile = 16
+    tile, early = 16, starts_early(qkv.device)
     _rope_append[(num_rows, triton.cdiv(num_heads, tile))](
         qkv,
         positions,
@@ -135,7 +162,9 @@ def rope_append(
         PADDED=triton.next_power_of_2(head_dim // 2),
         TILE=tile,
         HAS_NORMS=norms is not None,
+        EARLY=early,
         num_warps=4,
+        launch_pdl=early,
     )
     return query
 
