@@ -75,7 +75,7 @@ BORDERS = "[cuda-dtype0 and -8-2- and (around or over)"
 PARTS = (  # the quickest, and those that the others rest on, first
     Part("machine", "-m parrot.cli.main doctor", 60),
     tests("tests-attention", ATTENTION, 300),
-    tests("tests-attention-triton", "tests/test_shared_prefix_triton.py -m gpu", 240),
+    tests("tests-attention-triton", "tests/test_shared_prefix_triton.py -m gpu", 360),
     tests("tests-prefill", f"{PREFILL} -m gpu", 240),
     tests("tests-step", "tests/test_gpu_step.py tests/test_triton_ids.py -m gpu", 240),
     tests("tests-products", "tests/test_triton_linear.py -m gpu", 180),
