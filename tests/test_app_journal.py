@@ -14,6 +14,7 @@ from app_harness import NOBODY, call_body, check_error, new_session, run
 from manager_harness import Manager, running_manager, serving, until
 from parrot import api
 from parrot.config import ManagerConfig
+from parrot.manager.clock import now_us
 from parrot.manager.journal import Journal
 from parrot.manager.operators import _compile_regex as transforms_compiled
 from parrot.tokenizer import Tokenizer
@@ -106,6 +107,22 @@ def test_with_a_journal_a_restarted_service_goes_on(tiny_model: Path, tmp_path: 
 
     for scenario in (before, after, at_last):
         run(tiny_model, scenario, journal=journal)
+
+
+def test_an_application_keeps_its_place_over_a_restart(tiny_model: Path, tmp_path: Path) -> None:
+    arrivals, ended = list[int](), list[int]()
+
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        if not arrivals:
+            body = {"session_id": NOBODY, "create_session": True, "calls": [call_body()]}
+            assert (await client.post("/v1/submit", json=body)).status_code == 200
+        application = manager.executor.application_of(manager.service._sessions.get(NOBODY))
+        arrivals.append(application.arrival_us)
+        ended.append(now_us())
+
+    for _ in range(2):
+        run(tiny_model, scenario, journal=tmp_path / "journal")
+    assert arrivals[1] <= ended[0]
 
 
 def test_no_request_is_answered_before_it_is_on_record(

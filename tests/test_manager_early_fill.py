@@ -202,6 +202,19 @@ def test_what_a_lost_engine_was_to_fill_goes_to_another(tiny_model: Path) -> Non
     run(tiny_model, scenario)
 
 
+def test_an_unfinished_fill_whose_frames_were_lost_is_given_up(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        _, idle = await two_engines(manager)
+        idle.held = True
+        manager.submit(PRODUCER, WAITING)
+        await until(lambda: bool(idle.early_fills))
+        idle.num_missing = 1
+        await until(lambda: aborted(idle) == {idle.early_fills[0].call_id})
+        assert counters(manager).cancelled == 1
+
+    run(tiny_model, scenario)
+
+
 def test_closing_a_session_releases_its_fills_and_contexts_at_once(tiny_model: Path) -> None:
     async def scenario(manager: Manager) -> None:
         busy, idle = await two_engines(manager)

@@ -13,7 +13,7 @@ import pytest
 
 from graph_builder import prompt_call
 from manager_harness import Manager, ScriptedEngine, running_manager, serving, until, zero_stats
-from parrot import errors, wire
+from parrot import api, errors, wire
 from parrot.manager.clock import now_us
 from parrot.manager.health import Slowdown
 
@@ -347,6 +347,21 @@ def test_new_calls_go_by_what_steps_have_come_to_take(tiny_model: Path) -> None:
             manager.submit(CALL)
         await until(lambda: len(fast.dispatches) + len(slow.dispatches) == 4)
         assert len(fast.dispatches) == 4
+
+    run(tiny_model, scenario)
+
+
+def test_deadlines_are_near_by_what_steps_have_come_to_take(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(held=True)
+        label = api.LabelBody(semantic_var_id="a", criteria="DEADLINE", target_ms=3_600_000.0)
+        objectives = []
+        for num_changes in (0, 1):
+            await until(lambda n=num_changes: manager.registry.views()[0].num_cost_changes == n)  # type: ignore[misc]
+            session = manager.submit(CALL, labels=[label])
+            objectives.append(manager.service.graph(session).calls[0].objective)
+            engine.cost = wire.StepCost(5e8, 0.0, 0.0, 0.0)
+        assert objectives == ["THROUGHPUT", "LATENCY"]
 
     run(tiny_model, scenario)
 
