@@ -52,7 +52,7 @@ class ManagerProcess:
             time.sleep(0.02)
         ready = json.loads(ready_file.read_text())
         self.pid: int = ready["pid"]
-        self.engine_address: str = ready["engine_address"]
+        self.engine_address: str = ready["local_engine_address"]
         self.port = int(ready["url"].rsplit(":", 1)[1])
 
     @property

@@ -41,26 +41,35 @@ def dealer(address: str, keys: EngineKeys | None) -> Iterator[zmq.Socket[bytes]]
         context.destroy(linger=0)
 
 
-def run(directory: Path | None, scenario: Callable[[RouterSocket], Awaitable[None]]) -> None:
+class Manager:
+    """A router and what has come to it."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.router = RouterSocket("127.0.0.1", 0, directory)
+        self.arrived: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self.router.start(self.arrived.put_nowait)
+
+
+def run(directory: Path | None, scenario: Callable[[Manager], Awaitable[None]]) -> None:
     async def main() -> None:
-        router = RouterSocket("127.0.0.1", 0, directory)
+        manager = Manager(directory)
         try:
-            await scenario(router)
+            await scenario(manager)
         finally:
-            router.close()
+            manager.router.close()
 
     asyncio.run(main())
 
 
-async def gets_through(router: RouterSocket, keys: EngineKeys | None) -> bool:
-    with dealer(router.address, keys) as socket:
+async def gets_through(manager: Manager, keys: EngineKeys | None) -> bool:
+    with dealer(manager.router.address, keys) as socket:
         socket.send(b"hello")
         try:
-            identity, frame = await asyncio.wait_for(router.receive(), _REFUSED_MS / 1000)
+            identity, frame = await asyncio.wait_for(manager.arrived.get(), _REFUSED_MS / 1000)
         except TimeoutError:
             return False
         assert frame == b"hello"
-        assert router.send(identity, b"welcome")
+        assert manager.router.send(identity, [b"welcome"])
         assert await asyncio.to_thread(socket.poll, 5000)
         return socket.recv() == b"welcome"
 
@@ -72,29 +81,29 @@ def stranger(keys: EngineKeys) -> EngineKeys:
 def test_only_an_engine_with_an_admitted_key_gets_through(directory: Path) -> None:
     keys = load_engine_keys(directory)
 
-    async def scenario(router: RouterSocket) -> None:
-        assert await gets_through(router, keys)
-        assert not await gets_through(router, None)
-        assert not await gets_through(router, stranger(keys))
+    async def scenario(manager: Manager) -> None:
+        assert await gets_through(manager, keys)
+        assert not await gets_through(manager, None)
+        assert not await gets_through(manager, stranger(keys))
         impostor = KeyPair(keys.own.public, zmq.curve_keypair()[1])
-        assert not await gets_through(router, EngineKeys(impostor, keys.manager))
-        assert await gets_through(router, keys)
+        assert not await gets_through(manager, EngineKeys(impostor, keys.manager))
+        assert await gets_through(manager, keys)
 
     run(directory, scenario)
 
 
 def test_keys_of_engines_come_and_go_while_the_manager_runs(directory: Path, tmp_path: Path) -> None:
-    async def scenario(router: RouterSocket) -> None:
+    async def scenario(manager: Manager) -> None:
         make_curve_keys(directory, "gpu-7")
         other = tmp_path / "elsewhere"
         other.mkdir()
         (other / "manager.key").write_bytes((directory / "manager.key").read_bytes())
         (directory / "gpu-7.key_secret").rename(other / "engine.key_secret")
-        assert await gets_through(router, load_engine_keys(other))
+        assert await gets_through(manager, load_engine_keys(other))
         (directory / "engines" / "gpu-7.key").unlink()
-        assert not await gets_through(router, load_engine_keys(other))
+        assert not await gets_through(manager, load_engine_keys(other))
         (directory / "engines" / "broken.key").write_text("nothing")
-        assert await gets_through(router, load_engine_keys(directory))
+        assert await gets_through(manager, load_engine_keys(directory))
 
     run(directory, scenario)
 
@@ -105,8 +114,8 @@ def test_an_engine_talks_to_its_own_manager_only(directory: Path, tmp_path: Path
     public = (directory / "engines" / "engine.key").read_bytes()
     (tmp_path / "other" / "engines" / "engine.key").write_bytes(public)  # it would like to have this engine
 
-    async def scenario(router: RouterSocket) -> None:
-        assert not await gets_through(router, keys)
+    async def scenario(manager: Manager) -> None:
+        assert not await gets_through(manager, keys)
 
     run(tmp_path / "other", scenario)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from parrot import wire
 from parrot.config import ManagerConfig, SchedulerConfig
 from parrot.engine.sent_frames import SentFrames
 from parrot.manager.application import Application
+from parrot.manager.engine_socket import Receiver
 from parrot.manager.engines import Engine, EngineRegistry
 from parrot.manager.key_file import TenantLimits
 from parrot.manager.knowledge import PrefixKnowledge
@@ -37,18 +38,18 @@ GRID = np.arange(16, LENGTH + 1, 16, dtype=np.int32)
 class Wire:
     """Stands in for the socket: hands what the manager sends to the engine, unless it is lost."""
 
-    address = "nowhere"
+    address = local_address = "nowhere"
 
     def __init__(self) -> None:
         self.sent: list[wire.ToEngine] = []
         self.is_cut = False
 
-    def send(self, identity: bytes, frame: bytes) -> bool:  # noqa: ARG002
+    def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:  # noqa: ARG002
         if not self.is_cut:
-            self.sent.append(wire.decode_to_engine(frame))
+            self.sent += map(wire.decode_to_engine, frames)
         return True
 
-    async def receive(self) -> list[bytes]:
+    def start(self, receive: Receiver) -> None:  # noqa: ARG002
         raise AssertionError("the manager's loop is not running here")
 
     def close(self) -> None:

@@ -70,11 +70,11 @@ def test_frames_reach_the_loop_in_order_and_bad_ones_are_counted(router: zmq.Soc
     abort = wire.Abort((wire.CallId(4),))
     router.send_multipart([identity, wire.encode(abort)])
     router.send_multipart([identity, b"\xc1"])
-    router.send_multipart([identity, wire.encode(abort), b""])
+    router.send_multipart([identity, wire.encode(abort), b"", wire.encode(abort)])
     ping(router, identity, "m2")
     router.send_multipart([identity, wire.encode(wire.Shutdown())])
-    *events, stop = [link.events.get(timeout=60) for _ in range(4)]
-    assert events == [ManagerChanged("m1"), abort, ManagerChanged("m2")]
+    *events, stop = [link.events.get(timeout=60) for _ in range(6)]
+    assert events == [ManagerChanged("m1"), abort, abort, abort, ManagerChanged("m2")]
     assert isinstance(stop, Stop)
     assert stop.exit_code == 0
     assert link.num_dropped == 2

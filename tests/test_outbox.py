@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from parrot import wire
 from parrot.manager.engine import Engine
+from parrot.manager.engine_socket import Receiver
 from parrot.manager.frames import FrameOrder
 from parrot.manager.outbox import Outbox
 
@@ -20,18 +21,18 @@ def registration(name: str) -> wire.Register:
 class Socket:
     """Sends to all but those who are ``gone``."""
 
-    address = "nowhere"
+    address = local_address = "nowhere"
 
     def __init__(self) -> None:
-        self.sent: list[tuple[bytes, wire.ToEngine]] = []
+        self.sent: list[tuple[bytes | wire.ToEngine, ...]] = []  # identity and messages
         self.gone: set[bytes] = set()
 
-    def send(self, identity: bytes, frame: bytes) -> bool:
+    def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
         if identity not in self.gone:
-            self.sent.append((identity, wire.decode_to_engine(frame)))
+            self.sent.append((identity, *map(wire.decode_to_engine, frames)))
         return identity not in self.gone
 
-    async def receive(self) -> list[bytes]:
+    def start(self, receive: Receiver) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -58,14 +59,15 @@ def run(scenario: Callable[[Outbox, Socket, list[Engine], list[Engine]], None]) 
     return asyncio.run(main())
 
 
-def test_frames_go_out_at_a_flush_or_in_the_next_turn_in_the_order_they_came_in() -> None:
+def test_frames_go_out_together_at_a_flush_or_in_the_next_turn_in_the_order_they_came_in() -> None:
     def scenario(outbox: Outbox, socket: Socket, engines: list[Engine], _: list[Engine]) -> None:
         first, second = engines
         outbox.put(first, abort(1))
         outbox.put(second, abort(2))
+        outbox.put(first, abort(4))
         assert not socket.sent
         outbox.flush()
-        assert socket.sent == [(b"1", abort(1)), (b"2", abort(2))]
+        assert socket.sent == [(b"1", abort(1), abort(4)), (b"2", abort(2))]
         outbox.put(b"stranger", wire.Shutdown())
         outbox.put(first, abort(3))
 

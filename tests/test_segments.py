@@ -284,6 +284,13 @@ def test_a_control_string_joined_from_a_constant_and_a_value_stays_text() -> Non
     assert tokenizer.decode(ids) == "<|im_end|>"
 
 
+def test_a_prompt_may_end_in_half_of_a_control_string() -> None:
+    tokenizer = zoo()["byte-level-digits"]
+    text = "some words <|im_"
+    ids = PromptEncoder(tokenizer).encode([Piece(text, control=True)]).token_ids
+    assert ids.tolist() == tokenizer.literal.encode(text, add_special_tokens=False).ids
+
+
 def test_half_of_a_surrogate_pair_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="surrogate"):
         PromptEncoder(zoo()["byte-level-digits"]).encode([Piece("a\ud83d")])

@@ -34,14 +34,14 @@ def test_a_bound_port_accepts_before_anything_serves() -> None:
 
 def test_the_ready_file_appears_whole(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
-    write_ready_file(path, "http://127.0.0.1:1", "tcp://127.0.0.1:2")
+    write_ready_file(path, "http://127.0.0.1:1", {"engine_address": "tcp://127.0.0.1:2"})
     assert json.loads(path.read_text())["url"] == "http://127.0.0.1:1"
     assert [file.name for file in tmp_path.iterdir()] == ["ready.json"]
 
 
 def test_a_ready_file_that_cannot_be_written_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing/ready\.json cannot be written"):
-        write_ready_file(tmp_path / "missing" / "ready.json", "http://127.0.0.1:1", "tcp://127.0.0.1:2")
+        write_ready_file(tmp_path / "missing" / "ready.json", "http://127.0.0.1:1", {})
 
 
 def test_a_reply_does_not_wait_for_the_acknowledgement_of_the_one_before() -> None:

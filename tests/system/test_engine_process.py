@@ -194,15 +194,15 @@ def running(tiny_model: Path) -> Iterator[Manager]:
 def test_bad_frames_are_counted_and_dropped_and_work_goes_on(running: Manager) -> None:
     manager = running
     good = wire.encode(wire.Ping("m1"))
-    for frames in ([b"\xff\x00garbage"], [b""], [good, good], [good[:-3]], [b"\x80\x04N."]):
+    for frames in ([b"\xff\x00garbage"], [b""], [good, good[:-3]], [b"\x80\x04N."]):
         manager.send_frame(*frames)
     bad_ids = Dispatch(CallId(900), 1, 0, "LATENCY", (Fill(b"odd", ContextId(900)),))
     manager.send(bad_ids)
     assert isinstance(manager.replies_of(900)[-1], wire.CallFailed)
     assert isinstance(manager.replies_of(manager.dispatch([5, 6, 7]))[-1], wire.CallDone)
-    while (beat := manager.wait_for(wire.Heartbeat)).stats.dropped_messages < 5:  # type: ignore[union-attr]
+    while (beat := manager.wait_for(wire.Heartbeat)).stats.dropped_messages < 4:  # type: ignore[union-attr]
         pass
-    assert beat.stats.dropped_messages == 5  # type: ignore[union-attr]
+    assert beat.stats.dropped_messages == 4  # type: ignore[union-attr]
 
 
 def test_abort_over_the_wire_stops_a_call_and_returns_its_blocks(running: Manager) -> None:

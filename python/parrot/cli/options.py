@@ -36,7 +36,8 @@ Off = Annotated[
     typer.Option("--off", metavar="NAME", help=f"Do without one of {', '.join(SWITCHES)}; may be repeated."),
 ]
 ReadyFile = Annotated[
-    Path | None, typer.Option(help="Written as JSON (url, engine_address, pid) once the API answers.")
+    Path | None,
+    typer.Option(help="JSON (url, engine_address, local_engine_address, pid) once the API answers."),
 ]
 ApiKeys = Annotated[
     Path | None,

@@ -224,11 +224,9 @@ class Link:
         ]
 
     def _receive_all(self) -> None:
-        while (parts := self._next()) is not None:
+        while (frame := self._next()) is not None:
             try:
-                if len(parts) != 1:
-                    raise wire.WireError(f"a message of {len(parts)} parts, expected 1")
-                self._receive(wire.decode_to_engine(parts[0]))
+                self._receive(wire.decode_to_engine(frame))
             except wire.WireError as error:
                 self.num_dropped += 1
                 log.warning("dropped frame %d of the manager: %s", self.num_dropped, error.message[:300])
@@ -236,9 +234,10 @@ class Link:
     def _has_arrived(self) -> bool:
         return bool(cast(int, self._dealer.getsockopt(_EVENTS)) & _ARRIVED)
 
-    def _next(self) -> list[bytes] | None:
+    def _next(self) -> bytes | None:
+        """The next frame, which may be one of several that came as one message."""
         with self._lock:
-            return self._dealer.recv_multipart(_NOW) if self._has_arrived() else None
+            return self._dealer.recv(_NOW) if self._has_arrived() else None
 
     def _receive(self, message: wire.ToEngine) -> None:
         if isinstance(message, wire.Ping):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # torch takes a second to import, and reads the environment w
     from .model import DecoderModel
 
 log = logging.getLogger(__name__)
+_SWITCH_S = 0.001  # how long the step loop may keep the thread waiting that receives
 
 
 def run_engine(config: EngineConfig, *, link_type: type[Link] = Link) -> None:
@@ -41,6 +42,7 @@ def run_engine(config: EngineConfig, *, link_type: type[Link] = Link) -> None:
     if parent_pid is not None:
         signal_on_parent_death(parent_pid, lambda: sys.exit(EXIT_MANAGER_SILENT))
     set_passive_waits()
+    sys.setswitchinterval(_SWITCH_S)
     curve = None if config.curve_keys is None else load_engine_keys(config.curve_keys)
     engine, register = load_engine(config)
     link = link_type(

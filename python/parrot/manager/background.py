@@ -33,7 +33,15 @@ class Background:
         try:
             yield
         except Exception as error:
-            self._failed(name, error)
+            self.failed(name, error)
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Count and log what ended a turn."""
+        self.failures[name] += 1
+        count = self.failures[name]
+        # The first, second, fourth ... with its trace: what fails always would fill a log.
+        trace = error if count & (count - 1) == 0 else None
+        log.error("failure %d of %s: %s: %.300s", count, name, type(error).__name__, error, exc_info=trace)
 
     @property
     def problem(self) -> str | None:
@@ -45,15 +53,8 @@ class Background:
             try:
                 await turn()
             except Exception as error:
-                self._failed(name, error)
+                self.failed(name, error)
                 await asyncio.sleep(_PAUSE_S)
-
-    def _failed(self, name: str, error: Exception) -> None:
-        self.failures[name] += 1
-        count = self.failures[name]
-        # The first, second, fourth ... with its trace: what fails always would fill a log.
-        trace = error if count & (count - 1) == 0 else None
-        log.error("failure %d of %s: %s: %.300s", count, name, type(error).__name__, error, exc_info=trace)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

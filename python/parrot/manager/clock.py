@@ -46,6 +46,7 @@ class ClockOffset:
     per window of a minute, so that the estimate follows drift."""
 
     def __init__(self) -> None:
+        self.offset_us = 0  # the estimate; 0 before the first frame
         self._window_start_us = 0
         self._current: int | None = None
         self._previous: int | None = None
@@ -59,12 +60,7 @@ class ClockOffset:
             self._window_start_us = arrival_us
         else:
             self._current = min(self._current, sample)
-
-    @property
-    def offset_us(self) -> int:
-        """The estimate; 0 before the first frame."""
-        known = [value for value in (self._current, self._previous) if value is not None]
-        return min(known, default=0)
+        self.offset_us = self._current if self._previous is None else min(self._current, self._previous)
 
     def to_manager_us(self, engine_us: int) -> int:
         """A time of the engine on the manager's clock."""

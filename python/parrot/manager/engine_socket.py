@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ..curve import AdmittedEngines, KeyPair, load_manager_keys
 from ..errors import PortInUse
+from .clock import now_s
 
 # As numbers: those of zmq are of a Flag, whose operators take a microsecond each.
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
-_EVENTS, _ARRIVED = int(zmq.EVENTS), int(zmq.POLLIN)
+_MORE_PARTS = int(zmq.RCVMORE)
 _MAX_FRAME_BYTES = 256 * 2**20
+_TURN_S = 0.003  # of handing over messages, until others on the loop have their turn
+
+Receiver = Callable[[list[bytes]], None]
+"""Takes a message, which is identity and frame if its sender keeps to the protocol. Must not raise."""
 
 
 class EngineSocket(Protocol):
@@ -25,25 +33,32 @@ class EngineSocket(Protocol):
     def address(self) -> str:
         """Where engines connect."""
 
-    def send(self, identity: bytes, frame: bytes) -> bool:
-        """One frame, at once; False when nobody of this identity is connected."""
+    @property
+    def local_address(self) -> str:
+        """Where engines that the manager started connect."""
 
-    async def receive(self) -> list[bytes]:
-        """The next message: identity and frame, if its sender keeps to the protocol."""
+    def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
+        """At least one frame, at once; False when nobody of this identity is connected."""
+
+    def start(self, receive: Receiver) -> None:
+        """From now on hand every message over on the loop, in the order in which they came."""
 
     def close(self) -> None:
         """End without waiting for dead peers."""
 
 
 class RouterSocket:
-    """A bound ROUTER. Must be made inside a running loop; raises :class:`PortInUse`, and :class:`ConfigError`
-    for ``curve_keys``, a directory of :mod:`parrot.curve`, that cannot be used."""
+    """A ROUTER, bound to a TCP port and, for engines of this machine, to a Unix socket, which costs less.
+
+    The latter has a name and no file, so that none is left behind by a process that was killed; only
+    processes of the same user get through. Must be made inside a running loop; raises :class:`PortInUse`, and
+    :class:`ConfigError` for ``curve_keys``, a directory of :mod:`parrot.curve`, that cannot be used."""
 
     def __init__(self, host: str, port: int, curve_keys: Path | None = None) -> None:
         pair = None if curve_keys is None else load_manager_keys(curve_keys)
         self._loop = asyncio.get_running_loop()
-        self._arrival: asyncio.Future[None] | None = None  # what receive() waits for
-        self._look_is_due = False
+        self._receive: Receiver | None = None
+        self._turn_is_due = False
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._configure()
@@ -64,8 +79,9 @@ class RouterSocket:
                 param="engine_port",
             ) from None
         self._address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._local_address = f"ipc://@parrot-{secrets.token_hex(8)}"
+        self._socket.bind(self._local_address)
         self._descriptor = self._socket.fileno()
-        self._loop.add_reader(self._descriptor, self._look)
 
     def _configure(self) -> None:
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -74,6 +90,7 @@ class RouterSocket:
         # Bounded by what the scheduler admits; a full queue would lose a call.
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        self._socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
 
     def _admit(self, pair: KeyPair, engines: AdmittedEngines) -> ThreadAuthenticator:
         """Encrypt, and ask who connects; before the socket is bound, so that nobody slips in."""
@@ -90,35 +107,58 @@ class RouterSocket:
         """See :class:`EngineSocket`."""
         return self._address
 
-    def send(self, identity: bytes, frame: bytes) -> bool:
+    @property
+    def local_address(self) -> str:
         """See :class:`EngineSocket`."""
+        return self._local_address
+
+    def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
+        """See :class:`EngineSocket`."""
+        *first, last = frames
         try:
             self._socket.send(identity, _MORE)
-            self._socket.send(frame, _NOW)
+            for frame in first:
+                self._socket.send(frame, _MORE)
+            self._socket.send(last, _NOW)
         except zmq.ZMQError:
             return False
         finally:
             # The descriptor tells of an arrival once, and a send may be what takes note of it.
-            if not self._look_is_due:
-                self._look_is_due = True
-                self._loop.call_soon(self._look)
+            self._turn_soon()
         return True
 
-    async def receive(self) -> list[bytes]:
+    def start(self, receive: Receiver) -> None:
         """See :class:`EngineSocket`."""
-        while True:
-            try:
-                return self._socket.recv_multipart(_NOW)
-            except zmq.Again:
-                self._arrival = self._loop.create_future()
-                await self._arrival
+        self._receive = receive
+        self._loop.add_reader(self._descriptor, self._turn)
+        self._turn_soon()
 
-    def _look(self) -> None:
-        self._look_is_due = False
-        if self._arrival is None or self._arrival.done() or self._context.closed:
+    def _turn_soon(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Hand over what has come, without a task that would have to wake first."""
+        if self._receive is None or self._context.closed:
             return
-        if cast(int, self._socket.getsockopt(_EVENTS)) & _ARRIVED:
-            self._arrival.set_result(None)
+        self._turn_is_due = True  # no send within it asks for another one
+        until = now_s() + _TURN_S
+        while (parts := self._next()) is not None:
+            self._receive(parts)
+            if now_s() >= until:
+                self._loop.call_soon(self._turn)
+                return
+        self._turn_is_due = False
+
+    def _next(self) -> list[bytes] | None:
+        try:
+            parts = [self._socket.recv(_NOW)]
+        except zmq.Again:
+            return None
+        while self._socket.getsockopt(_MORE_PARTS):
+            parts.append(self._socket.recv(_NOW))
+        return parts
 
     def close(self) -> None:
         """See :class:`EngineSocket`."""

@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 _MAX_INVITED = 4096
 _MAX_REASON = 300
 _HUNG_AFTER_LOSSES = 3  # times the silence after which an engine is lost
-_RECEIVE_S = 0.003  # of handling frames, until others on the loop have their turn
 _MAX_GONE = 256  # names of engines that are gone, as far as they are remembered
 
 
@@ -51,8 +50,7 @@ class EngineRegistry:
         self._stalled: dict[str, Stalled] = {}  # by epoch
         self._next_id = 1
         self._last_beat = 0.0
-        self._receiving_since = 0.0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._beating: asyncio.Task[None] | None = None
         self.num_dropped_frames = 0
         self.num_resends = 0  # how often frames of an engine were asked for again
         self.num_lost_frames = 0  # how often frames of either side were missing, and did not come again
@@ -62,15 +60,14 @@ class EngineRegistry:
         )
         self._outbox = Outbox(self._socket, unreachable=self._unreachable)
         self.address = self._socket.address
+        self.local_address = self._socket.local_address
 
     def start(self, events: EngineEvents) -> None:
         """Begin to receive and to send heartbeats."""
         self._events = events
         self._last_beat = now_s()
-        self._tasks = [
-            self.background.start("engine-receive", self._receive_next),
-            self.background.start("engine-heartbeat", self._beat),
-        ]
+        self._socket.start(self._handle)
+        self._beating = self.background.start("engine-heartbeat", self._beat)
 
     async def close(self, *, shut_down_engines: bool = False) -> None:
         """Close the socket without waiting for dead peers; optionally tell the engines to end."""
@@ -79,9 +76,9 @@ class EngineRegistry:
                 self.send(engine, wire.Shutdown())
             self.flush()
             await asyncio.sleep(0.05)  # lets the I/O thread put the frames on the wire
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.wait((self._beating,))
         self._socket.close()
 
     @property
@@ -147,19 +144,16 @@ class EngineRegistry:
         # Later in this turn: the caller may be in the middle of its own bookkeeping.
         asyncio.get_running_loop().call_soon(self._lose, engine, "its connection is gone")
 
-    async def _receive_next(self) -> None:
-        parts = await self._socket.receive()
-        with self.background.guarded("engine-frame"):
-            try:
-                self._receive(parts)
-            except wire.WireError as error:
-                self.num_dropped_frames += 1
-                number = self.num_dropped_frames
-                log.warning("dropped frame %d of an engine: %s", number, error.message[:300])
-        # Receiving what is there already does not yield to requests.
-        if now_s() - self._receiving_since >= _RECEIVE_S:
-            await asyncio.sleep(0)
-            self._receiving_since = now_s()
+    def _handle(self, parts: list[bytes]) -> None:
+        """One message, whatever is in it."""
+        try:
+            self._receive(parts)
+        except wire.WireError as error:
+            self.num_dropped_frames += 1
+            number = self.num_dropped_frames
+            log.warning("dropped frame %d of an engine: %s", number, error.message[:300])
+        except Exception as error:
+            self.background.failed("engine-frame", error)
 
     def _receive(self, parts: list[bytes]) -> None:
         if len(parts) != 2:
@@ -184,10 +178,13 @@ class EngineRegistry:
             log.info("engine %s drains: %s", engine.name, message.reason[:_MAX_REASON])
             self._pause(engine, "draining")
             return
-        self._note_stats(engine, message.stats)
+        if isinstance(message, wire.StepReplies):
+            self._step(engine, message)
+        self._note_stats(engine, message.stats)  # after what the replies made ready has been sent
         if isinstance(message, wire.Heartbeat):
             self._heartbeat(engine, message)
-            return
+
+    def _step(self, engine: Engine, message: wire.StepReplies) -> None:
         if not engine.frames.arrived(message.sequence):
             self._ask_again(engine)
             return

@@ -1,7 +1,6 @@
 """The event-driven centre of the manager: graph changes and engine replies in, frames out.
 
-There is no polling: a call is dispatched in the turn of the loop in which its last input came to exist,
-whether that came by HTTP or as another call's output.
+There is no polling: a call is dispatched in the turn of the loop in which its last input came to exist.
 """
 
 from __future__ import annotations
@@ -176,6 +175,8 @@ class Executor:
         """What is pending ends with ``error``: calls stop, contexts are freed."""
         changes = session.graph.close(error)
         self.apply(changes)
+        for call in changes.ended:
+            self.early.ended(call)  # before the contexts of its session go
         application = self._applications.pop(session.session_id)
         if changes.stopped and application.single is None:
             num_stopped = len(changes.stopped)
@@ -235,7 +236,6 @@ class Executor:
             if call.state is not DONE or call.timing.finished_us is None:
                 call.timing.finished_us = now
             self.num_live -= 1
-            self.early.ended(call)
             application = self._applications[call.session_id]
             application.tenant.ended(call)
             if application.single is not None:
@@ -255,6 +255,7 @@ class Executor:
         """Deduce objectives, then encode, place and send what is ready; what can wait comes after that."""
         self._turn_is_due = False
         self._dispatch()
+        self.replies.keep_contexts()
         self._record_ended()
         self.knowledge.tell_uses()
         self.early.turn()
@@ -267,6 +268,7 @@ class Executor:
     def _record_ended(self) -> None:
         for _ in range(min(len(self._ended), _AT_ONCE)):
             call, tenant = self._ended.popleft()
+            self.early.ended(call)
             self.counts.ended(call)
             self.history.add(tenant, call)
             if self._uses is not None:
@@ -280,8 +282,6 @@ class Executor:
     def _set_pace(self) -> None:
         costs = [engine.cost for engine in self._registry.alive]
         self._objectives.pace = Pace.of(costs, kv_tokens=self.config.scheduler.latency_capacity_tokens)
-
-    # --- the end ---
 
     async def drain(self, grace_s: float) -> None:
         """Take no more work, and give what is ready or running ``grace_s`` to finish."""

@@ -49,6 +49,7 @@ class ReplyHandler:
         self._apply = apply
         self._fail = fail
         self.num_breaches = 0  # replies that broke the protocol
+        self._left: list[tuple[Engine, Run, int]] = []  # with the lengths of their contexts
 
     def handling(self, engine: Engine, replies: Iterable[wire.Reply]) -> Generator[None, None, None]:
         """All replies of one step, in order; yields whenever a call has left the engine."""
@@ -78,6 +79,12 @@ class ReplyHandler:
             if isinstance(reply, wire.CallDone | wire.CallFailed):
                 yield
 
+    def keep_contexts(self) -> None:
+        """Take note of the contexts that ended runs have left: once per frame, after its dispatches."""
+        left, self._left = self._left, []
+        for engine, run, num_tokens in left:
+            self._knowledge.left(engine, run, num_tokens)
+
     def _breached(self, engine: Engine, run: Run, reason: str) -> None:
         self.num_breaches += 1
         log.warning("call %s of engine %s: %s", run.call.request_id, engine.name, reason)
@@ -100,7 +107,7 @@ class ReplyHandler:
                 self._generated(engine, run, reply)
             case wire.CallDone():
                 self._dispatcher.finish(run, reply.num_tokens)
-                self._knowledge.left(engine, run, reply.num_tokens)
+                self._left.append((engine, run, reply.num_tokens))
             case wire.CallFailed():
                 self._dispatcher.fail(run)
                 self._fail(call, engine_error(reply.error))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from itertools import islice
 
 from .. import wire
 from .application import Application
@@ -63,12 +62,14 @@ class Run:
         """Why an engine that keeps to the protocol cannot have sent this reply, which names this run."""
         match reply:
             case wire.GenerateDone():
-                due = list(self.generates)[self.num_generated : self.num_generated + 1]
-                if due != [reply.verb]:
-                    expected = f"verb {due[0]} was due" if due else "none was due"
+                due = next(islice(self.generates, self.num_generated, None), None)
+                if due != reply.verb:
+                    expected = "none was due" if due is None else f"verb {due} was due"
                     return f"an output of verb {reply.verb} came when {expected}"
-                return _wrong_ids(reply.token_ids, vocab_size) or next(
-                    filter(None, map(_wrong_logprobs, (reply.logprobs, reply.prompt_logprobs))), None
+                return (
+                    _wrong_ids(reply.token_ids, vocab_size)
+                    or _wrong_logprobs(reply.logprobs)
+                    or _wrong_logprobs(reply.prompt_logprobs)
                 )
             case wire.Chunk():
                 return _wrong_logprobs(reply.logprobs)
@@ -132,8 +133,8 @@ def num_new_tokens(steps: Sequence[Step]) -> int:
 def _wrong_ids(token_ids: bytes, vocab_size: int) -> str | None:
     if len(token_ids) % 4:
         return f"token ids of {len(token_ids)} bytes"
-    ids = np.frombuffer(token_ids, dtype="<u4")  # in which a negative id is a large one
-    if len(ids) and int(np.maximum.reduce(ids)) >= vocab_size:
+    ids = memoryview(token_ids).cast("I")  # in which a negative id is a large one
+    if max(ids, default=0) >= vocab_size:
         return f"token ids outside the vocabulary [0, {vocab_size})"
     return None
 

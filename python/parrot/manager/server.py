@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -131,7 +131,7 @@ class _Manager:
             raise
         supervisor = Supervisor(
             self._engine_configs,
-            registry.address,
+            registry.local_address,
             on_exit=registry.process_ended,
             is_hung=registry.has_hung,
             on_hopeless=self._executor.engines_do_not_start,
@@ -169,7 +169,7 @@ class _Manager:
         self._service.start()
         supervisor.start()
         await self._server.listening.wait()
-        self._announce(registry.address)
+        self._announce(registry)
 
     async def _end_serving(self, serving: asyncio.Task[None]) -> None:
         """Only if the start has failed is there something to end."""
@@ -191,14 +191,15 @@ class _Manager:
         )
         return _Server(uvicorn_config)
 
-    def _announce(self, engine_address: str) -> None:
+    def _announce(self, registry: EngineRegistry) -> None:
         host, port = self._listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        log.info("serving %s on %s, engines join at %s", self._config.model, url, engine_address)
+        log.info("serving %s on %s, engines join at %s", self._config.model, url, registry.address)
         if self._config.api_keys is None and not is_loopback("host", host):
             log.warning("nobody needs a key: whoever can reach %s may use the service", url)
         if self._config.ready_file is not None:
-            write_ready_file(self._config.ready_file, url, engine_address)
+            addresses = {"engine_address": registry.address, "local_engine_address": registry.local_address}
+            write_ready_file(self._config.ready_file, url, addresses)
 
     def _watch_signals(self, parent_pipe: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -238,9 +239,10 @@ class _Manager:
             self._server.should_exit = True
 
 
-def write_ready_file(path: Path, url: str, engine_address: str) -> None:
-    """Atomically: whoever sees the file sees all of it. Raises :class:`ConfigError`."""
-    body = json.dumps({"url": url, "engine_address": engine_address, "pid": os.getpid()})
+def write_ready_file(path: Path, url: str, addresses: Mapping[str, str]) -> None:
+    """Atomically: whoever sees the file sees all of it. ``addresses``: where engines join, by the names of
+    the fields. Raises :class:`ConfigError`."""
+    body = json.dumps({"url": url, **addresses, "pid": os.getpid()})
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(body)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from .. import wire
 from ..config import ManagerConfig
 from ..engine.made_up import MadeUpText
+from ..manager.engine_socket import Receiver
 from ..manager.engines import EngineRegistry
 from ..manager.executor import Executor
 from ..manager.key_file import load_keys
@@ -22,10 +23,10 @@ class SimulatedWire:
     """Implements :class:`~parrot.manager.engine_socket.EngineSocket`: frames as they are on the real wire,
     which arrive at once."""
 
-    address = "simulated"
+    address = local_address = "simulated"
 
     def __init__(self) -> None:
-        self._received: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self._receive: Receiver | None = None
         self._engines: dict[bytes, EngineActor] = {}
 
     def connect(self, engine: EngineActor) -> None:
@@ -34,19 +35,22 @@ class SimulatedWire:
 
     def from_engine(self, name: str, message: wire.FromEngine) -> None:
         """An engine sends."""
-        self._received.put_nowait([name.encode(), wire.encode(message)])
+        if self._receive is None:
+            raise RuntimeError(f"engine {name} sends before the manager has started")
+        asyncio.get_running_loop().call_soon(self._receive, [name.encode(), wire.encode(message)])
 
-    def send(self, identity: bytes, frame: bytes) -> bool:
+    def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
         """See :class:`~parrot.manager.engine_socket.EngineSocket`."""
         engine = self._engines.get(identity)
         if engine is None:
             return False
-        engine.deliver(wire.decode_to_engine(frame))
+        for frame in frames:
+            engine.deliver(wire.decode_to_engine(frame))
         return True
 
-    async def receive(self) -> list[bytes]:
+    def start(self, receive: Receiver) -> None:
         """See :class:`~parrot.manager.engine_socket.EngineSocket`."""
-        return await self._received.get()
+        self._receive = receive
 
     def close(self) -> None:
         """See :class:`~parrot.manager.engine_socket.EngineSocket`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import tokenizers
@@ -16,9 +17,18 @@ NO_IDS: Ids = np.empty(0, dtype=np.int32)
 LONG_TEXT = 4096  # characters; about a millisecond
 UNSTABLE_PRETOKENS = 2  # a contraction or white space may still grow from the last two into one
 
-Splitter = Callable[[str, bool], tuple[Ids, str]]
-"""(text of a run from its start or from a cut, whether it gets a space put before it) -> (ids of a prefix of
-the text, the rest of the text). Whatever follows the text, those ids begin the encoding."""
+
+class Cut(NamedTuple):
+    """``token_ids`` of a prefix of a text, which begin the encoding whatever follows the text, and the
+    ``rest`` of the text. ``rest_ids``: those of the rest if nothing follows it; None: they are not known."""
+
+    token_ids: Ids
+    rest: str
+    rest_ids: Ids | None = None
+
+
+Splitter = Callable[[str, bool], Cut]
+"""From the text of a run, from its start or from a cut, and whether it gets a space put before it."""
 
 
 def make_splitter(tokenizer: Tokenizer) -> Splitter:
@@ -27,12 +37,12 @@ def make_splitter(tokenizer: Tokenizer) -> Splitter:
     if layout.cut_kind is CutKind.PRETOKENS:
         return lambda text, at_start: _split_pretokens(tokenizer, text, at_start)
     if layout.cut_kind is CutKind.WHOLE:
-        return lambda text, _: (NO_IDS, text)
+        return lambda text, _: Cut(NO_IDS, text)
     find_cut = _last_space if layout.cut_kind is CutKind.SPACES else _last_unjoinable
 
-    def split(text: str, at_start: bool) -> tuple[Ids, str]:
+    def split(text: str, at_start: bool) -> Cut:
         cut = find_cut(layout, text)
-        return encode_run(tokenizer, text[:cut], at_start), text[cut:]
+        return Cut(encode_run(tokenizer, text[:cut], at_start), text[cut:])
 
     return split
 
@@ -52,9 +62,9 @@ def _encode(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
     return backend.encode_batch([text], add_special_tokens=False)[0]
 
 
-def _split_pretokens(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[Ids, str]:
+def _split_pretokens(tokenizer: Tokenizer, text: str, at_start: bool) -> Cut:
     if not text:
-        return NO_IDS, text
+        return Cut(NO_IDS, text, NO_IDS)
     backend = tokenizer.literal if at_start else tokenizer.literal_middle
     encoding = _encode(backend, text)
     composes = tokenizer.layout.composes
@@ -66,8 +76,9 @@ def _split_pretokens(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[I
         num_unstable += 1
         cut = (encoding.token_to_chars(index) or (0, 0))[0]
         if num_unstable >= UNSTABLE_PRETOKENS and cut > 0 and not (composes and _may_compose(text[cut])):
-            return np.array(encoding.ids[:index], dtype=np.int32), text[cut:]
-    return NO_IDS, text
+            ids = np.array(encoding.ids, dtype=np.int32)
+            return Cut(ids[:index], text[cut:], ids[index:].copy())
+    return Cut(NO_IDS, text, np.array(encoding.ids, dtype=np.int32))
 
 
 def _may_compose(char: str) -> bool:

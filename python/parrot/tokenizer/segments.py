@@ -79,10 +79,12 @@ class _State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The work for one piece: the ids that became final, and the state behind the piece."""
+    """The work for one piece: the ids that became final, the state behind the piece and, where they are
+    known, the ids of the text that is carried, should the prompt end there."""
 
     token_ids: Ids
     state: _State
+    carry_ids: Ids | None = None
 
 
 _Key = tuple[int, _State, str, bool | None]
@@ -125,15 +127,16 @@ class PromptEncoder:
         ends: list[int] = []
         num_final = 0
         merged: list[int] = []
+        carry_ids: Ids | None = None
         for owner, owned in _by_owner(pieces, domain, num_public):
             merged += _merged_index(owned, len(ends) - 1)
             for piece in _merge_control(owned):
                 step = self._step(owner, state, piece)
                 parts.append(step.token_ids)
-                state = step.state
+                state, carry_ids = step.state, step.carry_ids
                 num_final += len(step.token_ids)
                 ends.append(num_final)
-        parts.append(self._last_ids(domain, state))
+        parts.append(self._last_ids(domain, state) if carry_ids is None else carry_ids)
         return self._finish(np.concatenate(parts), ends, continues, merged, num_public)
 
     def num_new_chars(
@@ -219,18 +222,19 @@ class PromptEncoder:
     def _compute(self, state: _State, piece: Piece) -> _Step:
         _check_unicode(piece.text)
         parts: list[Ids] = []
+        carry_ids: Ids | None = None
         for run, control in self._runs(piece):
             state = self._carry_on(state, run)
             if control is None:
                 held_back = self._possible_control(run) if piece.control else 0
-                final, state = self._split_off(state, held_back)
+                final, carry_ids, state = self._split_off(state, held_back)
                 parts.append(final)
             else:
                 parts.append(encode_run(self._tokenizer, state.carry, self._takes_space(state)))
                 parts.append(np.array([self._layout.control_ids[control]], dtype=np.int32))
                 strips = control in self._layout.stripping
                 state = _State(_AFTER_STRIPPING if strips else _AFTER_CONTROL)
-        return _Step(np.concatenate(parts), state)
+        return _Step(np.concatenate(parts), state, carry_ids)
 
     def _runs(self, piece: Piece) -> Iterator[tuple[str, str | None]]:
         """(text, the control string behind it); None behind the last."""
@@ -254,12 +258,14 @@ class PromptEncoder:
                 return length
         return 0
 
-    def _split_off(self, state: _State, held_back: int) -> tuple[Ids, _State]:
-        """The final ids of the carried text without its last ``held_back`` characters, and the new state."""
+    def _split_off(self, state: _State, held_back: int) -> tuple[Ids, Ids | None, _State]:
+        """The final ids of the carried text without its last ``held_back`` characters, those of what is
+        carried on if nothing follows, and the new state."""
         end = len(state.carry) - held_back
-        final, rest = self._split(state.carry[:end], self._takes_space(state))
-        place = state.place if len(rest) == end else _IN_RUN
-        return final, _State(place, rest + state.carry[end:])
+        cut = self._split(state.carry[:end], self._takes_space(state))
+        place = state.place if len(cut.rest) == end else _IN_RUN
+        carry_ids = None if held_back else cut.rest_ids
+        return cut.token_ids, carry_ids, _State(place, cut.rest + state.carry[end:])
 
 
 def _check_unicode(text: str) -> None:
@@ -335,4 +341,5 @@ class _StepCache:
 def _size(key: _Key, step: _Step) -> int:
     _, state, text, _ = key
     characters = len(state.carry) + len(text) + len(step.state.carry)
-    return _ENTRY_OVERHEAD_BYTES + 2 * characters + step.token_ids.nbytes
+    num_carried = 0 if step.carry_ids is None else step.carry_ids.nbytes
+    return _ENTRY_OVERHEAD_BYTES + 2 * characters + step.token_ids.nbytes + num_carried

@@ -1,8 +1,9 @@
 """Messages between manager and engines: msgspec structs in MessagePack, one message per ZeroMQ frame.
 
-The manager binds a ROUTER, each engine connects a DEALER. Nothing on the socket is ever unpickled or
-evaluated; a frame that does not decode into one of these types is counted, logged and dropped by the
-receiver (:class:`WireError`). Times are microseconds of CLOCK_MONOTONIC unless a name says otherwise.
+The manager binds a ROUTER, each engine connects a DEALER. Frames for an engine that go out at the same time
+are the parts of one message of ZeroMQ. Nothing on the socket is ever unpickled or evaluated; a frame that
+does not decode into one of these types is counted, logged and dropped by the receiver (:class:`WireError`).
+Times are microseconds of CLOCK_MONOTONIC unless a name says otherwise.
 
 One *call* is one run of a semantic function (or a part of one whose later inputs do not exist yet). All its
 verbs travel in one :class:`Dispatch`; replies come per verb. Token ids travel as little-endian int32 bytes.

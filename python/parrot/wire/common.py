@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..errors import ParrotError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 CallId = NewType("CallId", int)  # unique for the life of a manager, never reused
 PUBLIC_DOMAIN = 0  # of text that the operator published; tenants have numbers from 1
