@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from parrot import _core
+from parrot.engine.batch import host_zeros
 from parrot.kernels.attention import paged_attention, plan_attention
 from parrot.kernels.cpu_attention import CpuAttention
 
@@ -74,7 +75,7 @@ class Problem:
         self.layer_bytes = 2 * self.num_blocks * BLOCK * KV_HEADS * HEAD_DIM * DTYPE.itemsize
         layers = max(2, pool_bytes // self.layer_bytes)
         shape = (layers, 2, self.num_blocks, BLOCK, KV_HEADS, HEAD_DIM)
-        self.pool = torch.empty(shape, dtype=DTYPE).normal_()
+        self.pool = host_zeros(shape, DTYPE).normal_()
         self.query = torch.randn(row.count * row.rows, HEADS, HEAD_DIM).to(DTYPE)
         self.out = torch.empty_like(self.query)
 

@@ -58,6 +58,7 @@ void PagedAttention::plan(const AttentionStep& step, const AttentionOptions& opt
     const auto lock = claim();
     planned_ = false;
     work_ = {};
+    items_.clear();
     block_tables_.assign(step.block_tables.begin(), step.block_tables.end());
     AttentionStep kept = step;
     kept.block_tables = block_tables_;
@@ -68,6 +69,7 @@ void PagedAttention::plan(const AttentionStep& step, const AttentionOptions& opt
     waiting_ = std::vector<std::atomic<int32_t>>(work_.units.size());
     for (size_t i = 0; i < work_.units.size(); ++i) waiting_[i] = work_.units[i].num_items;
     allocate();
+    describe_items();
     num_blocks_ = step.num_blocks;
     num_rows_ = step.query_start.back();
     planned_ = true;
@@ -131,19 +133,37 @@ void PagedAttention::run(const AttentionCall& call) {
 
 void PagedAttention::run_item(const AttentionKernels& kernels, const AttentionTensors& tensors, size_t index,
                               const AttentionScratch& scratch) {
-    const size_t following = index + static_cast<size_t>(num_threads_);  // where threads take turns
-    const bool is_last = following >= work_.items.size();
-    const AttentionItem now = describe(work_.items[index]);
-    const AttentionItem next = is_last ? AttentionItem{} : describe(work_.items[following]);
-    kernels.attend(tensors, now, is_last ? nullptr : &next, partials_, scratch);
+    kernels.attend(tensors, items_[index], partials_, scratch);
     merge_finished(kernels, tensors, work_.items[index]);
 }
 
-AttentionItem PagedAttention::describe(const AttentionWorkItem& item) const {
-    return {item.block_table, item.begin,
-            item.end,         &work_.members[static_cast<size_t>(item.first_member)],
-            item.num_members, item.head_begin,
-            item.head_end};
+// Items as the kernels take them, with what each asks for.
+void PagedAttention::describe_items() {
+    const auto rows = [&](const AttentionWorkItem& item) { return item.num_members * shape_.group_size(); };
+    size_t num_long = work_.items.size();  // up to the last one that multiplies longer than it reads
+    while (num_long > 0 && rows(work_.items[num_long - 1]) <= kMaxTileRows) --num_long;
+    const auto num_short = static_cast<int32_t>(work_.items.size() - num_long);
+    items_.resize(work_.items.size());
+    for (size_t i = 0; i < items_.size(); ++i) {
+        const AttentionWorkItem& item = work_.items[i];
+        const size_t following = i + static_cast<size_t>(num_threads_);  // where threads take turns
+        items_[i] = {item.block_table,
+                     item.begin,
+                     item.end,
+                     &work_.members[static_cast<size_t>(item.first_member)],
+                     item.num_members,
+                     item.head_begin,
+                     item.head_end,
+                     following < items_.size() ? &items_[following] : nullptr,
+                     nullptr,
+                     0,
+                     0};
+        const auto first = static_cast<int32_t>(i), step = static_cast<int32_t>(num_long);
+        if (i >= num_long || first >= num_short || rows(item) <= kMaxTileRows) continue;
+        items_[i].later = &items_[num_long + i];
+        items_[i].later_step = step;
+        items_[i].num_later = (num_short - first + step - 1) / step;
+    }
 }
 
 // Merges the units of which this item was the last: in the order of their parts, whoever does it.

@@ -54,7 +54,7 @@ class PagedAttention {
     AttentionScratch scratch(int thread) const;
     void run_item(const AttentionKernels& kernels, const AttentionTensors& tensors, size_t index,
                   const AttentionScratch& scratch);
-    AttentionItem describe(const AttentionWorkItem& item) const;
+    void describe_items();
     void merge_finished(const AttentionKernels& kernels, const AttentionTensors& tensors,
                         const AttentionWorkItem& item);
 
@@ -67,6 +67,7 @@ class PagedAttention {
     std::vector<int32_t> block_tables_;
     AttentionPlanner planner_;
     AttentionWork work_;
+    std::vector<AttentionItem> items_;  // of work_
     AttentionPartials partials_{};
     std::vector<std::atomic<int32_t>> waiting_;  // [units], items that have not ended in this run
     std::unique_ptr<float, FreeAligned> memory_;

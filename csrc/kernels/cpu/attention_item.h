@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 
 #include "kernels/cpu/attention_tile.h"
 
@@ -11,9 +12,9 @@ namespace parrot::cpu {
 template <class V, class T>
 class AttentionItemKernel {
   public:
-    static void attend(const AttentionTensors& tensors, const AttentionItem& item, const AttentionItem* next,
+    static void attend(const AttentionTensors& tensors, const AttentionItem& item,
                        const AttentionPartials& partials, const AttentionScratch& scratch) {
-        AttentionItemKernel(tensors, item, next, partials, scratch).run();
+        AttentionItemKernel(tensors, item, partials, scratch).run();
     }
 
     static void merge(const AttentionTensors& tensors, const AttentionPartials& partials, int32_t first,
@@ -29,14 +30,14 @@ class AttentionItemKernel {
     using Tile = AttentionTile<V>;
     using Reg = typename V::Reg;
     static constexpr int W = V::kWidth;
+    static constexpr int32_t kMostLater = 4;  // tokens of later items to ask for at a time
     // Scores are products of bfloat16 pairs: queries are kept as they are, and scores scaled instead of them.
     static constexpr bool kPairs = V::kDotsPairs && sizeof(T) == sizeof(uint16_t);
 
-    AttentionItemKernel(const AttentionTensors& tensors, const AttentionItem& item, const AttentionItem* next,
+    AttentionItemKernel(const AttentionTensors& tensors, const AttentionItem& item,
                         const AttentionPartials& partials, const AttentionScratch& scratch)
         : t_(tensors),
           item_(item),
-          next_(next),
           partials_(partials),
           s_(scratch),
           group_(tensors.num_heads / tensors.num_kv_heads),
@@ -45,6 +46,7 @@ class AttentionItemKernel {
 
     void run() {
         load_queries();
+        plan_later();
         for (int32_t begin = item_.begin; begin < item_.end; begin += kTileTokens) {
             const int32_t left = item_.end - begin;
             const int tokens = left < kTileTokens ? left : kTileTokens;
@@ -100,10 +102,10 @@ class AttentionItemKernel {
         int32_t next_begin = last_head ? begin + kTileTokens : begin;
         int32_t next_head = last_head ? item_.head_begin : head + 1;
         const AttentionItem* next_item = &item_;
-        if (next_begin >= item_.end && next_ != nullptr) {
-            next_item = next_;
-            next_begin = next_->begin;
-            next_head = next_->head_begin;
+        if (next_begin >= item_.end && item_.next != nullptr) {
+            next_item = item_.next;
+            next_begin = next_item->begin;
+            next_head = next_item->head_begin;
         }
         TileBlocks<T> result;
         result.stride = token_stride_;
@@ -133,7 +135,11 @@ class AttentionItemKernel {
             attend_rows(begin, tokens, head, 0, rows_, values);
             return;
         }
-        Tile::pack_values(values, tokens, t_.head_dim, s_.values);
+        if constexpr (kPairs) {
+            Tile::pack_value_pairs(values, tokens, t_.head_dim, s_.values);
+        } else {
+            Tile::pack_values(values, tokens, t_.head_dim, s_.values);
+        }
         const TileRows packed{s_.values, t_.head_dim};
         const int blocks = (rows_ + kMaxTileRows - 1) / kMaxTileRows;  // of rows, as even as they divide
         for (int i = 0; i < blocks; ++i) {
@@ -143,6 +149,39 @@ class AttentionItemKernel {
             values.ask(first, last, t_.head_dim);
             const int row = rows_ * i / blocks;
             attend_rows(begin, tokens, head, row, rows_ * (i + 1) / blocks - row, packed);
+        }
+    }
+
+    // Spreads the tokens of later items evenly over the row blocks of this one, as many as memory answers by
+    // then and as the L2 keeps.
+    void plan_later() {
+        if (item_.num_later == 0) return;
+        int32_t tokens = 0;
+        for (int32_t i = 0; i < item_.num_later; ++i) {
+            const AttentionItem& item = item_.later[i * item_.later_step];
+            tokens += item.end - item.begin;
+        }
+        const int32_t tiles = (item_.end - item_.begin + kTileTokens - 1) / kTileTokens;
+        const int32_t blocks =
+            (rows_ + kMaxTileRows - 1) / kMaxTileRows * tiles * (item_.head_end - item_.head_begin);
+        const int32_t wanted = (tokens + blocks - 1) / blocks;
+        later_per_block_ = wanted < kMostLater ? wanted : kMostLater;
+        later_token_ = item_.later->begin;
+    }
+
+    void ask_later() {
+        for (int32_t count = 0; count < later_per_block_ && later_ < item_.num_later; ++count) {
+            const AttentionItem& item = item_.later[later_ * item_.later_step];
+            const int64_t at = offset(item, later_token_, item.head_begin);
+            const T* keys = static_cast<const T*>(t_.keys) + at;
+            const T* values = static_cast<const T*>(t_.values) + at;
+            const int32_t elements = (item.head_end - item.head_begin) * t_.head_dim;
+            for (int32_t i = 0; i < elements; i += 64 / int32_t(sizeof(T))) {
+                Tile::prefetch(keys + i);
+                Tile::prefetch(values + i);
+            }
+            if (++later_token_ < item.end) continue;
+            if (++later_ < item_.num_later) later_token_ = item_.later[later_ * item_.later_step].begin;
         }
     }
 
@@ -160,11 +199,13 @@ class AttentionItemKernel {
         float* output = s_.output + state * d;
         Tile::template product<kPairs, false>(count, kPairs ? t_.head_dim / 2 : t_.head_dim,
                                               s_.query + state * d, d, keys, s_.scores, kTileTokens, columns);
+        ask_later();  // here, because memory answers slower than a longer burst would ask
         const typename Tile::Softmax softmax{s_.reference + state, s_.sum + state * kSumLanes, output,
                                              kPairs ? t_.scale : 1, t_.head_dim};
-        softmax.weigh(count, s_.scores, columns, limits);
-        Tile::template product<false, true>(count, tokens, s_.scores, kTileTokens, values, output, d,
-                                            t_.head_dim);
+        constexpr bool kPairsOfWeights = kPairs && std::is_same_v<Values, TileRows>;
+        softmax.template weigh<kPairsOfWeights>(count, s_.scores, columns, limits);
+        Tile::template product<kPairsOfWeights, true>(count, kPairsOfWeights ? (tokens + 1) / 2 : tokens,
+                                                      s_.scores, kTileTokens, values, output, d, t_.head_dim);
     }
 
     void store_head(int32_t head) {
@@ -229,12 +270,14 @@ class AttentionItemKernel {
 
     const AttentionTensors& t_;
     const AttentionItem& item_;
-    const AttentionItem* const next_;
     const AttentionPartials& partials_;
     const AttentionScratch& s_;
     const int32_t group_;
     const int32_t rows_;
     const int64_t token_stride_;
+    int32_t later_per_block_ = 0;  // tokens
+    int32_t later_ = 0;            // which of them comes next,
+    int32_t later_token_ = 0;      // and at which token
 };
 
 }  // namespace parrot::cpu

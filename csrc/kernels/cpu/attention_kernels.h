@@ -48,6 +48,12 @@ struct AttentionItem {
     int32_t num_members;
     int32_t head_begin;  // of KV heads
     int32_t head_end;
+    // What is asked for meanwhile. `next`, null if there is none, is what the thread is expected to do
+    // afterwards. An item that multiplies longer than it reads also asks for some of those that only read.
+    const AttentionItem* next;
+    const AttentionItem* later;
+    int32_t num_later;
+    int32_t later_step;  // from one to the next
 };
 
 // Floats that attend() needs for one item: [heads][rows] of state, where rows = members * group size.
@@ -64,9 +70,8 @@ inline constexpr int kMaxTileRows = 6;
 inline constexpr int kSumLanes = 16;  // a row's sum of weights, as a vector
 
 struct AttentionKernels {
-    // `next`, null if there is none, is what the thread is expected to do afterwards: it is asked for.
-    void (*attend)(const AttentionTensors&, const AttentionItem&, const AttentionItem* next,
-                   const AttentionPartials&, const AttentionScratch&);
+    void (*attend)(const AttentionTensors&, const AttentionItem&, const AttentionPartials&,
+                   const AttentionScratch&);
     // Merges `num_parts` partial rows, `part_stride` apart from `first` on, into row `row` of the output.
     // What is there of each part's maximum becomes its weight.
     void (*merge)(const AttentionTensors&, const AttentionPartials&, int32_t first, int32_t part_stride,

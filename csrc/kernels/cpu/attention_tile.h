@@ -6,8 +6,9 @@
 //   first(Reg): lane 0         hmax(Reg), hsum(Reg)      transpose(Reg (&)[kWidth])
 //   any_above(Reg, float): whether a lane is greater
 //   load_bf16(uint16_t*), store_bf16(uint16_t*, Reg), load_pairs(uint16_t*): two elements in each lane
-//   kDotsPairs: whether it has dot_pairs(a, b, c) = c + a.low * b.low + a.high * b.high by 32-bit lane, and
-//   load_half_pairs(uint16_t*), zero in the upper lanes
+//   kDotsPairs: whether it has dot_pairs(a, b, c) = c + a.low * b.low + a.high * b.high by 32-bit lane,
+//   load_half_pairs(uint16_t*), zero in the upper lanes, join_bf16(low, high) of what load_bf16 gave, and
+//   exp2_rough(Reg), good enough for bfloat16
 //   low_bf16(Reg), high_bf16(Reg): the lower or upper halves of 32-bit lanes, as bfloat16, in fp32
 #pragma once
 
@@ -240,6 +241,17 @@ struct AttentionTile {
         }
     }
 
+    // Tokens in pairs: [tokens / 2, head_dim]. The partner of an odd last one is zero.
+    static void pack_value_pairs(const TileBlocks<uint16_t>& blocks, int tokens, int head_dim, float* to) {
+        for (int t = 0; t < tokens; t += 2, to += head_dim) {
+            for (int d = 0; d < head_dim; d += W) {
+                const Reg first = V::load_bf16(blocks.at(t, d));
+                const Reg second = t + 1 < tokens ? V::load_bf16(blocks.at(t + 1, d)) : V::zero();
+                V::store(to + d, V::join_bf16(first, second));
+            }
+        }
+    }
+
     // Into the L2: the L1 has a tile in it.
     static void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
 
@@ -256,7 +268,8 @@ struct AttentionTile {
         int head_dim;
 
         // Turns scores [rows, 64], of which the first `limits` count, into weights, and adds them to the
-        // sums.
+        // sums. kPairs: the weights are stored as bfloat16, in the first half of each row.
+        template <bool kPairs>
         void weigh(int rows, float* scores, int columns, const int* limits) const {
             for (int r = 0; r < rows; ++r) {
                 Reg highest = V::set1(-kInfinity);
@@ -272,9 +285,16 @@ struct AttentionTile {
                 const Reg negative = V::set1(sees_nothing ? 0 : -reference[r]);
                 Reg total = V::load(sum + r * kSumLanes);
                 for (int c = 0; c < columns; c += W) {
-                    const Reg weight =
-                        V::exp2(keep(V::fmadd(V::load(row + c), V::set1(scale), negative), limits[r] - c));
-                    V::store(row + c, weight);
+                    const Reg exponent =
+                        keep(V::fmadd(V::load(row + c), V::set1(scale), negative), limits[r] - c);
+                    Reg weight;
+                    if constexpr (kPairs) {
+                        weight = V::exp2_rough(exponent);
+                        V::store_bf16(reinterpret_cast<uint16_t*>(row) + c, weight);
+                    } else {
+                        weight = V::exp2(exponent);
+                        V::store(row + c, weight);
+                    }
                     total = V::add(total, weight);
                 }
                 V::store(sum + r * kSumLanes, total);

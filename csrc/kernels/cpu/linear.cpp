@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kPanelsPerItem = 8;     // of a large batch; a tile is read from the L2 cache for each
 constexpr int64_t kPrefetchBytes = 4096;  // ahead of what is multiplied, by when memory has answered
-constexpr int64_t kItemsPerThread = 4;    // a late thread costs little, and tiles still follow each other
+constexpr int64_t kItemsPerThread = 4;    // about: a late thread costs little, and tiles follow each other
 
 const LinearKernels& kernels() {
 #if defined(__x86_64__)
@@ -26,6 +26,15 @@ const LinearKernels& kernels() {
 }
 
 int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+// The size of an item, so that a thread's share is about kItemsPerThread of them, of one size where it can
+// be: 9 tiles as 3 times 3, since two threads that take turns at items of 2 would end up with 8 and 10.
+int64_t even_part(int64_t share) {
+    for (const int64_t items : {kItemsPerThread, kItemsPerThread - 1, kItemsPerThread + 1}) {
+        if (share % items == 0) return share / items;
+    }
+    return ceil_div(share, kItemsPerThread);
+}
 
 }  // namespace
 
@@ -87,7 +96,7 @@ class PackedLinear::Product {
         const int threads = num_threads();
         const int64_t panel_groups = ceil_div(panels_.count(), kPanelsPerItem);
         const int64_t num_pieces = linear_.num_tiles_ * panel_groups;
-        const int64_t tiles_per_item = std::max<int64_t>(1, num_pieces / (threads * kItemsPerThread));
+        const int64_t tiles_per_item = even_part(ceil_div(num_pieces, threads));
         const int64_t tile_groups = ceil_div(linear_.num_tiles_, tiles_per_item);
         WorkCounter counter(tile_groups * panel_groups);
         parallel(threads, [&](int) {

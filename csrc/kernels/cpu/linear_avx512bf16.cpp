@@ -30,6 +30,14 @@ void tile_pairs(const void* panel, const void* tile, int64_t depth, const Ahead&
     }
 }
 
+void round(const float* x, int64_t n, uint16_t* bits) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const auto keep = static_cast<__mmask16>(n - i < 16 ? (1U << (n - i)) - 1 : 0xffffU);
+        const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(keep, x + i));
+        _mm256_mask_storeu_epi16(bits + i, keep, reinterpret_cast<__m256i>(rounded));
+    }
+}
+
 constexpr TileKernel kFp32[] = {tile_fp32<V, 1>, tile_fp32<V, 2>,  tile_fp32<V, 3>,  tile_fp32<V, 4>,
                                 tile_fp32<V, 5>, tile_fp32<V, 6>,  tile_fp32<V, 7>,  tile_fp32<V, 8>,
                                 tile_fp32<V, 9>, tile_fp32<V, 10>, tile_fp32<V, 11>, tile_fp32<V, 12>};
@@ -46,6 +54,7 @@ const LinearKernels kLinearAvx512Bf16{
     .bf16 = kBf16,
     .sum_squares = sum_squares<V>,
     .scale = scale<V>,
+    .round = round,
     .silu_mul = silu_mul<V>,
 };
 

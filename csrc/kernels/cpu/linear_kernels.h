@@ -36,6 +36,8 @@ struct LinearKernels {
     float (*sum_squares)(const float* x, int64_t n);
     // y[i] = x[i] * scale * weight[i]
     void (*scale)(const float* x, float scale, const float* weight, float* y, int64_t n);
+    // bits[i] = x[i] rounded to bf16
+    void (*round)(const float* x, int64_t n, uint16_t* bits);
     // out [rows][16] = silu(gate) * up, for sums [rows][32] of 16 gates and 16 ups
     void (*silu_mul)(const float* sums, int64_t rows, float* out);
 };

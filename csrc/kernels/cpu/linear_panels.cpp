@@ -62,11 +62,12 @@ void Panels::pack_block(const float* x, int64_t begin, int64_t end, float* panel
         for (int64_t k = begin; k < end; ++k) panel[k * rows_ + r] = x[k - begin];
         return;
     }
-    uint32_t* pairs = reinterpret_cast<uint32_t*>(panel);
-    for (int64_t k = begin; k < end; k += 2) {
-        const uint32_t odd = k + 1 < end ? float_to_bf16(x[k + 1 - begin]) : 0;
-        pairs[k / 2 * rows_ + r] = float_to_bf16(x[k - begin]) | odd << 16;
-    }
+    uint32_t pairs[kPackBlock / 2];
+    const int64_t count = ceil_div(end - begin, 2);
+    pairs[count - 1] = 0;  // where there is no odd last input
+    kernels_.round(x, end - begin, reinterpret_cast<uint16_t*>(pairs));
+    uint32_t* to = reinterpret_cast<uint32_t*>(panel) + begin / 2 * rows_ + r;
+    for (int64_t i = 0; i < count; ++i) to[i * rows_] = pairs[i];
 }
 
 float Panels::norm_scale(int64_t row) const {

@@ -43,6 +43,7 @@ const LinearKernels kLinearScalar{
     .bf16 = kBf16,
     .sum_squares = sum_squares<V>,
     .scale = scale<V>,
+    .round = nullptr,  // no pairs
     .silu_mul = silu_mul<V>,
 };
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -55,11 +58,13 @@ class PagedKV:
         shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
 
         def per_layer() -> list[Tensor]:
+            if torch.device(device).type == "cpu":
+                return list(host_zeros((config.num_layers, *shape), dtype))
             return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
 
         try:
             return cls(k=per_layer(), v=per_layer())
-        except RuntimeError:  # what torch raises when memory is short, with a trace of its own
+        except (RuntimeError, OSError, OverflowError):  # what host_zeros and torch raise
             size = num_blocks * BLOCK_SIZE * config.kv_bytes_per_token(dtype) / 2**30
             raise SetupError(
                 f"num_blocks = {num_blocks}: {size:.1f} GiB of KV cache cannot be allocated on {device}; "
@@ -82,3 +87,13 @@ class PagedKV:
         for cache in (*self.k, *self.v):
             slots = cache.flatten(0, 1)
             slots[written] = slots[read]
+
+
+def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros on the host, which take memory once they are written; in huge pages on Linux, because blocks are
+    read in any order, and each lies in another small page. Raises RuntimeError, OSError or OverflowError."""
+    if sys.platform != "linux":
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)  # a wish; without it the pages are small
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
