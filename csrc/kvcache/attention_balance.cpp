@@ -129,29 +129,72 @@ int64_t AttentionBalance::makespan(AttentionChunks chunks, int32_t num_workers) 
     entries_by_time_.clear();
     count_entries(shared_, chunks.shared);
     count_entries(own_, chunks.own);
-    const auto lowest_first = std::greater<>();
     workers_.assign(1, {0, num_workers});
     int64_t latest = 0;
     for (size_t units = entries_by_time_.size(); units-- > 0;) {
-        for (int64_t left = entries_by_time_[units]; left > 0;) {
-            std::pop_heap(workers_.begin(), workers_.end(), lowest_first);
-            const auto [load, count] = workers_.back();
-            workers_.pop_back();
-            // Alone at their level, they take whole rounds at once.
-            const int64_t rounds = workers_.empty() ? std::max<int64_t>(1, left / count) : 1;
-            const int64_t taken = std::min(left, count);
-            const int64_t after = load + rounds * static_cast<int64_t>(units) * time_unit_;
-            latest = std::max(latest, after);
-            workers_.push_back({after, taken});
+        const int64_t time = static_cast<int64_t>(units) * time_unit_;
+        int64_t left = entries_by_time_[units];
+        if (time == 0 || left == 0) continue;
+        if (left >= num_workers) left = fill_levels(time, left);
+        latest = std::max(latest, fill_lowest(time, left));
+    }
+    for (const auto& [load, count] : workers_) latest = std::max(latest, load);
+    return latest;
+}
+
+// Entries of one length, one by one: each goes to the worker that is free first. When the last one ends.
+int64_t AttentionBalance::fill_lowest(int64_t time, int64_t copies) {
+    const auto lowest_first = std::greater<>();
+    int64_t latest = 0;
+    while (copies > 0) {
+        std::pop_heap(workers_.begin(), workers_.end(), lowest_first);
+        const auto [load, count] = workers_.back();
+        workers_.pop_back();
+        const int64_t taken = std::min(copies, count);
+        latest = load + time;
+        workers_.push_back({latest, taken});
+        std::push_heap(workers_.begin(), workers_.end(), lowest_first);
+        if (taken < count) {
+            workers_.push_back({load, count - taken});
             std::push_heap(workers_.begin(), workers_.end(), lowest_first);
-            if (taken < count) {
-                workers_.push_back({load, count - taken});
-                std::push_heap(workers_.begin(), workers_.end(), lowest_first);
-            }
-            left -= rounds * taken;
         }
+        copies -= taken;
     }
     return latest;
+}
+
+// The same for most of many entries at once; how many are left. They start at the smallest of the times
+// load + k * time of all workers, so those that start before some moment are counted without placing them.
+int64_t AttentionBalance::fill_levels(int64_t time, int64_t copies) {
+    const auto started = [&](int64_t load, int64_t moment) {
+        return moment > load ? (moment - load + time - 1) / time : 0;
+    };
+    const int64_t lowest = workers_.front().first;  // loads differ by multiples of the unit
+    int64_t total = copies * time, num_workers = 0;
+    for (const auto& [load, count] : workers_) {
+        total += load * count;
+        num_workers += count;
+    }
+    int64_t begin = 0,
+            end = (total / num_workers - lowest) / time_unit_ + 2;  // units; more have started by it
+    int64_t num_started = 0;
+    while (end - begin > 1) {
+        const int64_t middle = begin + (end - begin) / 2;
+        int64_t num = 0;
+        for (const auto& [load, count] : workers_) {
+            num += count * started(load, lowest + middle * time_unit_);
+        }
+        if (num <= copies) {
+            begin = middle;
+            num_started = num;
+        } else {
+            end = middle;
+        }
+    }
+    const int64_t moment = lowest + begin * time_unit_;
+    for (auto& [load, count] : workers_) load += started(load, moment) * time;
+    std::make_heap(workers_.begin(), workers_.end(), std::greater<>());
+    return copies - num_started;
 }
 
 }  // namespace parrot

@@ -61,6 +61,8 @@ class AttentionBalance {
     void choose_unit();
     void count_entries(const Kind& kind, int32_t chunk_tiles);
     int64_t makespan(AttentionChunks chunks, int32_t num_workers);
+    int64_t fill_lowest(int64_t time, int64_t copies);
+    int64_t fill_levels(int64_t time, int64_t copies);
 
     Kind shared_, own_;
     std::vector<Pair> pairs_;
