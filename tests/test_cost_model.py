@@ -39,16 +39,16 @@ def test_the_fit_is_close_under_noise() -> None:
     assert predicted == pytest.approx(FEATURES @ true, rel=0.1)
 
 
-def test_large_steps_are_measured_where_the_pool_holds_them(tiny_model: Path) -> None:
+def test_large_steps_are_measured_on_blocks_of_their_own(tiny_model: Path) -> None:
     def shapes(num_blocks: int, max_batch_size: int, max_batch_tokens: int) -> set[StepShape]:
         runner = Harness(*load(tiny_model), num_blocks=num_blocks).runner
         return set(cost_model._shapes(runner, max_batch_size, max_batch_tokens))
 
-    few = shapes(200, 8, 512)
-    assert max(shape.batch for shape in few) == 8
-    many = shapes(40 * 32, 40, 4096)
-    assert {StepShape(40, 1, 511), StepShape(4, 1024, 0)} <= many
-    assert StepShape(40, 1, 511) not in shapes(40 * 32 - 1, 40, 4096)
+    assert {StepShape(40, 1, 511), StepShape(4, 1024, 0)} <= shapes(40 * 32, 40, 4096)
+    assert StepShape(40, 1, 31 * 16 - 1) in shapes(40 * 32 - 1, 40, 4096)
+    few = shapes(3, 40, 512)
+    assert max(shape.batch for shape in few) == 32  # of a small shape
+    assert all(shape.length <= 48 for shape in few)
 
 
 def test_a_coefficient_that_would_be_negative_is_zero() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from parrot.kernels.triton_linear import MAX_ROWS, FewRowProducts, rows_tiling
+from parrot.kernels.triton_linear import MAX_ROWS, FewRowProducts, goes_by_row, rows_tiling
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
@@ -118,6 +118,16 @@ def test_what_is_added_to_is_returned_and_nothing_behind_it_written(case: Case) 
         out = FewRowProducts(DEVICE)(x[:num_rows], weight, added_to=buffer[:num_rows])
         assert out.data_ptr() == buffer.data_ptr()
         assert (buffer[num_rows:] == 7.0).all()
+
+
+def test_a_single_row_can_take_the_kernel_for_several() -> None:
+    assert [depth for depth in (1024, 4096, 5120, 11008, 13824) if not goes_by_row(depth)] == [5120]
+    case = Case(70, 5120, norm=True, gated=True)
+    tensors = case.tensors(1, DTYPES[0])
+    x, weight, _, gain, _ = tensors
+    got = FewRowProducts(DEVICE)(x, weight, norm=(gain, EPS), gated=True)
+    error = (got.double() - case.expected(*tensors)).norm() / case.expected(*tensors).norm()
+    assert error <= TOLERANCES[DTYPES[0]]
 
 
 def test_sums_are_cut_where_they_are_long_and_tiles_are_few() -> None:

@@ -129,16 +129,21 @@ def _shapes(runner: ModelRunner, max_batch_size: int, max_batch_tokens: int) -> 
         StepShape(min(4, max_batch_tokens // 1024), 1024, 0),
     )
     longest = min(runner.model.config.max_positions, runner.num_blocks * BLOCK_SIZE)
-    cut = [
-        StepShape(s.batch, s.new_tokens, max(0, min(s.cached_tokens, longest - s.new_tokens))) for s in small
+    cut = [_cut(shape, longest) for shape in small]
+    # Unlike small ones, large shapes are to have blocks of their own.
+    cut += [
+        _cut(shape, min(longest, runner.num_blocks // shape.batch * BLOCK_SIZE))
+        for shape in large
+        if shape.batch
     ]
-    cut = [s for s in cut if s.length <= longest]
-    whole = [
-        s
-        for s in large
-        if s.length <= longest and 0 < s.batch * num_blocks_for(s.length) <= runner.num_blocks
-    ]
-    return list(dict.fromkeys(cut + whole))
+    return list(dict.fromkeys(shape for shape in cut if shape is not None))
+
+
+def _cut(shape: StepShape, longest: int) -> StepShape | None:
+    """The shape with so many tokens a sequence at most; None where its new ones are more."""
+    if shape.new_tokens > longest:
+        return None
+    return StepShape(shape.batch, shape.new_tokens, min(shape.cached_tokens, longest - shape.new_tokens))
 
 
 def _time_step(runner: ModelRunner, shape: StepShape, deadline: float) -> float:

@@ -73,7 +73,7 @@ def row_product(  # type: ignore[no-untyped-def]
     """One row: the weight comes straight into registers, few of its rows to a program."""
     weight_row, weights = _weight_rows(weight, SIZE, DEPTH, TILE, GATED)
     step = tl.arange(0, STEP)[None, :]
-    w = tl.load(weights[:, None] + step, mask=step < DEPTH, other=0.0)
+    w = tl.load(weights[:, None] + step, mask=step < DEPTH, other=0.0, cache_modifier=".cg")
     if EARLY:  # with the first columns of the weight on their way
         gdc_launch_dependents()
         gdc_wait()
@@ -82,7 +82,7 @@ def row_product(  # type: ignore[no-untyped-def]
     for start in tl.static_range(0, DEPTH, STEP):
         depth = start + step
         if start > 0:
-            w = tl.load(weights[:, None] + depth, mask=depth < DEPTH, other=0.0)
+            w = tl.load(weights[:, None] + depth, mask=depth < DEPTH, other=0.0, cache_modifier=".cg")
         value = tl.load(x + depth, mask=depth < DEPTH, other=0.0).to(tl.float32)
         if HAS_NORM:
             squares += value * value
