@@ -134,6 +134,25 @@ def test_a_closed_session_leaves_nothing(service: Service) -> None:
     assert set(back.after_a_kill().graphs) == {kept.session_id, new.session_id}
 
 
+def test_a_session_that_a_submit_makes_is_on_record_with_it_or_not_at_all(service: Service) -> None:
+    """A kill may fall between the two: the submit comes again, and must not find a session without it."""
+    service.table.create("mine", by_submit=True)
+    back = service.after_a_kill()
+    assert not back.graphs
+    session = back.table.create("mine", by_submit=True)
+    session.graph.add(body(flow_call("A", [], ["x"])), now_us=0)
+    again = back.after_a_kill()
+    assert view(again.graphs[session.session_id]) == view(session.graph)
+
+
+def test_a_session_whose_submit_was_refused_leaves_nothing(service: Service) -> None:
+    session = service.table.create(by_submit=True)
+    service.table.remove(session.session_id)
+    back = service.after_a_kill()
+    assert not back.graphs
+    assert not list(back.journal.store.sessions())
+
+
 def test_a_session_stays_its_tenants(tmp_path: Path) -> None:
     service = Service(SyncJournal(tmp_path / "journal"), KeyFile())
     for tenant in ("mine", "other"):

@@ -61,25 +61,32 @@ _encode = msgspec.msgpack.Encoder().encode
 class SessionRecorder:
     """Puts what happens in one session into the journal. ``ticket`` is that of its newest row."""
 
-    __slots__ = ("_journal", "_number", "ticket")
+    __slots__ = ("_first", "_journal", "_number", "ticket")
 
     def __init__(self, journal: Journal, number: int | None = None) -> None:
         """``number``: of a session that the journal knows; else it is a new one."""
         self._journal = journal
         self._number = journal.new_session() if number is None else number
+        self._first: Row | None = None
         self.ticket = 0
 
     async def committed(self) -> None:
         """Wait until all of this is on record; see :meth:`Journal.committed`."""
         await self._journal.committed(self.ticket)
 
-    def opened(self, session_id: str, tenant: str) -> None:
-        """The first row of a session."""
-        self._append(Kind.OPEN, session_id, tenant.encode())
+    def opened(self, session_id: str, tenant: str, *, by_submit: bool) -> None:
+        """The first row of a session. ``by_submit``: it is on record together with what comes next, or not
+        at all, so that a submit that makes its session can come again after a kill at any moment."""
+        first = self._row(Kind.OPEN, session_id, tenant.encode())
+        if by_submit:
+            self._first = first
+        else:
+            self.ticket = self._journal.append([first])
 
     def closed(self) -> None:
         """The last row: everything of the session may be deleted."""
-        self._append(Kind.CLOSE, "")
+        if self._first is None:
+            self._append(Kind.CLOSE, "")
 
     def submitted(self, body: SubmitBody, calls: Sequence[Call]) -> None:
         """See :class:`Recorder`."""
@@ -97,7 +104,7 @@ class SessionRecorder:
             extra = _encode(Generated(output.token_ids, output.logprobs))
             rows.append(self._row(Kind.OUTPUT, output.variable.id, encode_text(output.raw or ""), extra))
         if rows:
-            self.ticket = self._journal.append(rows)
+            self._append_rows(rows)
 
     def labelled(self, var_id: str, criteria: Criteria, target_ms: float | None) -> None:
         """See :class:`Recorder`."""
@@ -112,7 +119,13 @@ class SessionRecorder:
         return Row(self._number, kind, name, data, extra)
 
     def _append(self, kind: Kind, name: str, data: bytes = b"", extra: bytes = b"") -> None:
-        self.ticket = self._journal.append([self._row(kind, name, data, extra)])
+        self._append_rows([self._row(kind, name, data, extra)])
+
+    def _append_rows(self, rows: list[Row]) -> None:
+        if self._first is not None:
+            rows = [self._first, *rows]
+            self._first = None
+        self.ticket = self._journal.append(rows)
 
 
 def _wall_us() -> int:

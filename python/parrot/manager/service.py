@@ -120,11 +120,12 @@ class Service:
     # --- sessions ---
 
     def create_session(
-        self, session_id: str | None = None, *, tenant: str = DEFAULT_TENANT
+        self, session_id: str | None = None, *, tenant: str = DEFAULT_TENANT, by_submit: bool = False
     ) -> api.SessionReply:
-        """A new session, with an id of the client's choice or a random one."""
+        """A new session, with an id of the client's choice or a random one. ``by_submit``: see
+        :meth:`SessionRecorder.opened`."""
         self.check_open()
-        session = self._sessions.create(session_id, tenant=tenant)
+        session = self._sessions.create(session_id, tenant=tenant, by_submit=by_submit)
         self.executor.open(session)
         shown = public_id(session.session_id)
         return api.SessionReply(session_id=shown, idle_s=self.config.session_idle_s)
@@ -179,7 +180,7 @@ class Service:
                     self.check_sampling(placeholder.sampling)
             yield
         if body.create_session:
-            self.create_session(body.session_id, tenant=tenant)
+            self.create_session(body.session_id, tenant=tenant, by_submit=True)
         session = self._sessions.get(body.session_id, tenant=tenant)
         try:
             calls = yield from self.executor.adding(self.executor.application_of(session), body)

@@ -76,15 +76,17 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def create(self, session_id: str | None = None, *, tenant: str = DEFAULT_TENANT) -> Session:
+    def create(
+        self, session_id: str | None = None, *, tenant: str = DEFAULT_TENANT, by_submit: bool = False
+    ) -> Session:
         """A new session, under the client's own random id if given; :class:`DuplicateRequest` if the tenant
-        has one of that id."""
+        has one of that id. ``by_submit``: see :meth:`SessionRecorder.opened`."""
         if session_id is not None and internal_id(session_id, tenant) in self._sessions:
             raise DuplicateRequest(f"session {session_id} exists already", param="session_id")
         recorder = None if self._journal is None else SessionRecorder(self._journal)
         session = self._make(session_id, tenant, recorder)
         if recorder is not None:
-            recorder.opened(public_id(session.session_id), tenant)
+            recorder.opened(public_id(session.session_id), tenant, by_submit=by_submit)
         self._sessions[session.session_id] = session
         return session
 
