@@ -336,6 +336,18 @@ def test_a_plan_without_room_is_refused_before_it_is_made():
     assert planner.plan(tables, lens, *room, **sizes)[:2] == (1, 2)
 
 
+def test_work_that_64_bits_cannot_count_is_refused():
+    """The sums of what many heads read of long requests went below zero, and entries were placed for ever."""
+    huge = {"block_size": 2**30, "num_kv_heads": 2**31 - 1, "num_workers": 1}
+    plan = Plan([[0]], [2**20], **huge)
+    assert len(plan.entries) >= 1
+    for lens in ([2**31 - 1] * 2, [10**9] * 9, [10**6] * 10_000):
+        tables = [[2 * i, 2 * i + 1] for i in range(len(lens))]
+        for num_workers in (1, 132):
+            with pytest.raises(ValueError, match="the lengths of all requests times num_kv_heads"):
+                Plan(tables, lens, **{**huge, "num_workers": num_workers})
+
+
 def test_buffers_too_small_and_wrong_dtypes_are_refused():
     tables, lens = np.zeros((2, 3), dtype=np.int32), np.array([5, 5], dtype=np.int32)
     buffers = [

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <stdexcept>
 
 namespace parrot {
 namespace {
@@ -13,6 +14,7 @@ constexpr int32_t kSharedStep = 84, kOwnStep = 67;
 // Of the time of a request's longest entry, in percent: how much later than it should the last one ends,
 // since workers do not keep one pace beside shared entries. Where all entries start at once none is late.
 constexpr int32_t kLatePercent = 40;
+constexpr double kMostTime = 0x1p61;  // of all entries together, in tokens, so that sums of int64 hold
 
 int32_t ceil_div(int32_t value, int32_t divisor) { return value / divisor + (value % divisor != 0); }
 
@@ -36,6 +38,9 @@ void AttentionBalance::add(bool is_shared, int32_t tiles, int32_t cost, int64_t 
 }
 
 AttentionChunks AttentionBalance::choose(int32_t num_workers, int32_t least_tiles) {
+    merge_equal(shared_.loads);
+    merge_equal(own_.loads);
+    require_sums(least_tiles);
     list_lengths(shared_, least_tiles, kSharedStep);
     list_lengths(own_, least_tiles, kOwnStep);
     choose_unit();
@@ -69,8 +74,24 @@ void AttentionBalance::merge_equal(std::vector<Load>& loads) {
     loads.resize(num_kept);
 }
 
+void AttentionBalance::require_sums(int32_t least_tiles) const {
+    double time = 0, entries = 0, longest = 0;
+    for (const Kind* kind : {&shared_, &own_}) {
+        for (const Load& load : kind->loads) {
+            const double most = ceil_div(load.tiles, least_tiles), copies = static_cast<double>(load.copies);
+            entries += copies * most;
+            time += copies * (static_cast<double>(entry_time(load.tiles, 0)) + most * load.cost);
+            longest = std::max(longest, static_cast<double>(entry_time(load.tiles, load.cost)));
+        }
+    }
+    // Each may be rounded up to the unit of the makespan.
+    if (time + entries * (longest / kMaxUnits + kLeastUnit) > kMostTime) {
+        throw std::invalid_argument(
+            "the lengths of all requests times num_kv_heads are more than a plan can balance");
+    }
+}
+
 void AttentionBalance::list_lengths(Kind& kind, int32_t least_tiles, int32_t percent) {
-    merge_equal(kind.loads);
     kind.lengths.clear();
     int32_t chunk = kind.loads.empty() ? 1 : kind.loads.front().tiles;
     do {

@@ -29,7 +29,8 @@ class AttentionBalance {
     // A segment of so many tiles, which `copies` workers are to read; `cost`: of each of its entries besides
     // the tiles, in tokens' worth of a worker's time.
     void add(bool is_shared, int32_t tiles, int32_t cost, int64_t copies);
-    // Entries are not cut below `least_tiles`. Deterministic.
+    // Entries are not cut below `least_tiles`. Deterministic. Throws std::invalid_argument for more work than
+    // 64 bits can count.
     AttentionChunks choose(int32_t num_workers, int32_t least_tiles);
 
   private:
@@ -57,6 +58,7 @@ class AttentionBalance {
 
     static void merge_equal(std::vector<Load>& loads);
     static void list_lengths(Kind& kind, int32_t least_tiles, int32_t percent);
+    void require_sums(int32_t least_tiles) const;
     void list_pairs(int32_t num_workers);
     void choose_unit();
     void count_entries(const Kind& kind, int32_t chunk_tiles);
