@@ -39,7 +39,8 @@ def serve(
 ) -> None:
     """Serve a model: a manager and the engines it keeps alive, on this machine.
 
-    More engines can join with `parrot engine --manager tcp://127.0.0.1:PORT`, PORT being the engine port."""
+    More engines can join with `parrot engine --manager tcp://127.0.0.1:PORT --name NAME`, PORT being the
+    engine port and NAME another than engine-0, engine-1 and so on, which are those of this command."""
     devices = _devices(engines, engine.device, gpus)
     if engine.simulate is not None:
         from ..engine.cost_file import read_cost
