@@ -68,6 +68,14 @@ def test_positions_are_scaled_as_in_the_original(scaling: dict[str, object], tmp
     assert load_file(target / "model.safetensors").keys() == load_file(source / "model.safetensors").keys()
 
 
+@pytest.mark.parametrize("field", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_is_a_linear_one(field: str, tmp_path: Path) -> None:
+    """As llama.cpp reads it; the second is the field's name in files of before November 2023."""
+    source = write_tiny_model(tmp_path / "source", rope_scaling={"rope_type": "linear", "factor": 4.0})
+    target = convert(write_gguf(tmp_path / "m.gguf", source, untyped_factor=field), tmp_path / "out")
+    assert ModelConfig.load(target).rope_scaling == ModelConfig.load(source).rope_scaling
+
+
 def test_positions_scaled_in_another_way_are_refused(tmp_path: Path) -> None:
     scaling = {**LLAMA3_ROPE, "original_max_position_embeddings": 4096}
     source = write_tiny_model(tmp_path / "source", rope_scaling=scaling)

@@ -43,9 +43,11 @@ def write_gguf(
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     architecture: str = "llama",
     leave_out: str | None = None,
+    untyped_factor: str = "",
 ) -> Path:
     """Norms and biases stay fp32; ``leave_out``: a tensor (GGUF name) to omit. Scaled positions are written
-    as llama.cpp has them: a linear factor as metadata, those of LLaMA 3 as a factor for each frequency."""
+    as llama.cpp has them: a linear factor as metadata, those of LLaMA 3 as a factor for each frequency.
+    ``untyped_factor``: the field that a linear one stands in, as in older files that do not say its type."""
     config = json.loads((directory / "config.json").read_text())
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config["num_hidden_layers"])
@@ -59,7 +61,10 @@ def write_gguf(
     writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
     add_byte_level_tokenizer(writer, directory)
-    _add_rope_scaling(writer, config)
+    if untyped_factor:
+        writer.add_float32(f"{architecture}.{untyped_factor}", config["rope_scaling"]["factor"])
+    else:
+        _add_rope_scaling(writer, config)
     for name, values in load_file(directory / "model.safetensors").items():
         if architecture == "llama" and name.endswith("q_proj.weight"):
             values = permute(values, config["num_attention_heads"])

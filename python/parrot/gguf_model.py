@@ -147,12 +147,17 @@ def _config(source: _Source, tied: bool) -> dict[str, object]:
 def _rope_scaling(source: _Source, head_dim: int) -> dict[str, object]:
     kind = source.metadata(f"{source.architecture}.rope.scaling.type")
     factors = [tensor.data for tensor in source.reader.tensors if tensor.name == _ROPE_FACTORS]
+    linear = source.number("rope.scaling.factor", source.number("rope.scale_linear", 0.0))  # new and old name
+    if kind is None and linear not in (0.0, 1.0):
+        kind = "linear"  # as llama.cpp reads it
     if kind in (None, "none") and factors:
         return {"rope_scaling": _llama3_scaling(source, np.asarray(factors[0], np.float32), head_dim)}
     if kind in (None, "none"):
         return {}
     if kind == "linear" and not factors:
-        return {"rope_scaling": {"rope_type": "linear", "factor": source.number("rope.scaling.factor")}}
+        return {
+            "rope_scaling": {"rope_type": "linear", "factor": linear or source.number("rope.scaling.factor")}
+        }
     raise ModelFileError(
         f"{source.path} scales its positions by {kind!r}, which is not supported from GGUF; "
         "use the model's Hugging Face directory"
@@ -161,7 +166,7 @@ def _rope_scaling(source: _Source, head_dim: int) -> dict[str, object]:
 
 def _llama3_scaling(source: _Source, factors: Array, head_dim: int) -> dict[str, object]:
     """The scaling that has these ``factors``; the largest of them is the one of config.json."""
-    factor = round(float(factors.max()), 3)  # float32 of a short number
+    factor = round(float(factors.max(initial=1.0)), 3)  # float32 of a short number
     frequencies = source.number("rope.freq_base", 10000.0) ** -(np.arange(0, head_dim, 2) / head_dim)
     low, high, positions = _LLAMA3_ROPE.values()
     kept = np.clip((positions * frequencies / (2 * np.pi) - low) / (high - low), 0.0, 1.0)
