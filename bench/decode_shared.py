@@ -44,7 +44,9 @@ QUICK = Sizes((1, 4), 64, 10, 2, 6, 1)
 def run(quick: bool) -> dict[str, Any]:
     """Every batch in every arm, in turns; prints a table."""
     sizes = QUICK if quick else GPU if on_gpu() else CPU
-    (model,) = chosen_models("llama-7b")
+    model, *others = chosen_models("llama-7b")
+    if others:
+        raise SystemExit(f"PARROT_BENCH_MODELS: decode-shared measures one model, not {', '.join(others)} too")
     shared = setting(model, quick)
     rows = [(f"{batch}", [batch]) for batch in sizes.batches]
     rows.append((f"{GROUPS} x {max(sizes.batches) // GROUPS}", [max(sizes.batches) // GROUPS] * GROUPS))

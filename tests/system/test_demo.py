@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from service_process import ServiceProcess, service
 
+from parrot.cli.demo_run import DemoOptions, run_demo
+from parrot.errors import SetupError
+
 pytestmark = [pytest.mark.system, pytest.mark.model]
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +43,26 @@ def test_the_demo_prints_summary_times_and_calls_and_draws_every_call(tmp_path: 
     drawing = ET.parse(tmp_path / "picture.svg").getroot()
     decodes = [rect for rect in drawing.iter(f"{SVG}rect") if rect.get("class") == "decode" and len(rect)]
     assert len(decodes) == 2 * 4, "three parts and a combination, twice"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--file", "nowhere.txt"], r"--file nowhere\.txt cannot be read as text in UTF-8: .*No such file"),
+        (["--file", "binary"], r"--file binary cannot be read as text in UTF-8"),
+        (["--file", "empty"], r"--file empty has no text to summarise"),
+        (["--out", "binary/picture.svg"], r"--out binary/picture\.svg: its folder cannot be made"),
+    ],
+)
+def test_what_the_demo_cannot_read_or_write_is_named(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.chdir(tmp_path)
+    values = {name: Path(value) for name, value in zip(options[::2], options[1::2], strict=True)}
+    with pytest.raises(SetupError, match=message):
+        run_demo(DemoOptions(values.get("--file"), 2, 8, 0, values.get("--out", Path("out.svg"))))
 
 
 @pytest.mark.parametrize("example", ["chain_summary", "map_reduce_summary"])

@@ -45,12 +45,13 @@ def run_demo(options: DemoOptions) -> None:
     """Run the demo. Raises :class:`SetupError` naming the fix if something is not installed."""
     console = Console()
     example, document = load_examples()
+    text = _read(document, options.file)
+    _make_folder(options.out)
     title = options.file.name if options.file else document.DEFAULT_TITLE
     outputs = P.Output(max_tokens=options.max_tokens)
     rtt_s = options.rtt_ms / 1000
     with _progress(console) as progress:
         url, engines = _start_service(progress, rtt_s)
-        text = document.load_text(options.file)
         parts = document.split_text(text, DEFAULT_MODEL, options.chunks, _CHUNK_TOKENS)
         _warm_up(progress, url, example)
         # A title of its own for each run, so that neither finds the other's prompts in the cache.
@@ -68,6 +69,23 @@ def run_demo(options: DemoOptions) -> None:
     model = f"{engines[0].model} in {engines[0].dtype} on {engines[0].device}"
     _draw(options, f"{title}: {len(parts)} parts, {model}", parrot, twin)
     console.print(f"timeline of every call: [bold]{options.out}[/bold]")
+
+
+def _read(document: ModuleType, file: Path | None) -> str:
+    try:
+        text: str = document.load_text(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"--file {file} cannot be read as text in UTF-8: {error}") from error
+    if not text.strip():
+        raise SetupError(f"--file {file} has no text to summarise")
+    return text
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(f"--out {out}: its folder cannot be made: {error}") from error
 
 
 def load_examples() -> tuple[ModuleType, ModuleType]:
