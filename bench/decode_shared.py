@@ -46,7 +46,7 @@ def run(quick: bool) -> dict[str, Any]:
     sizes = QUICK if quick else GPU if on_gpu() else CPU
     model, *others = chosen_models("llama-7b")
     if others:
-        raise SystemExit(f"PARROT_BENCH_MODELS: decode-shared measures one model, not {', '.join(others)} too")
+        raise SystemExit(f"PARROT_BENCH_MODELS: decode-shared takes one model, not {', '.join(others)} too")
     shared = setting(model, quick)
     rows = [(f"{batch}", [batch]) for batch in sizes.batches]
     rows.append((f"{GROUPS} x {max(sizes.batches) // GROUPS}", [max(sizes.batches) // GROUPS] * GROUPS))

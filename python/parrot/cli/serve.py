@@ -135,10 +135,14 @@ def _run_manager(
     run_manager(config, engines=engines, parent_pipe=parent_pipe)
 
 
+# Where a manager serves, what came back, who joins, when it ends; and the same of an engine.
+_TOLD = ("manager.server", "manager.recovery", "manager.engines", "engine.server", "engine.link")
+
+
 def _log_to_stderr(verbose: bool) -> None:
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    for name in ("server", "recovery", "engines"):  # where it serves, what came back, who joins, when it ends
-        logging.getLogger(f"parrot.manager.{name}").setLevel(logging.INFO)
+    for name in _TOLD:
+        logging.getLogger(f"parrot.{name}").setLevel(logging.INFO)

@@ -263,6 +263,8 @@ class Link:
             return
         if self._manager_id is not None:
             log.warning("another manager (%s) answers; running calls are dropped", ping.manager_id)
+        else:
+            log.info("engine %s: the manager answers", self._register.name)
         self.events.put(ManagerChanged(ping.manager_id))
         self._manager_id = ping.manager_id
         self._num_received = self._num_missing = 0

@@ -66,6 +66,7 @@ def run_engine(config: EngineConfig, *, link_type: type[Link] = Link) -> None:
         signal_on_parent_death(
             parent_pid, lambda: link.stop("the parent process is gone", EXIT_MANAGER_SILENT)
         )
+    log.info("engine %s asks the manager at %s to join", config.name, config.manager_address)
     link.start()
     stop = _serve(engine, link, register.epoch, config.stall_after_s)
     level = logging.WARNING if stop.exit_code else logging.INFO

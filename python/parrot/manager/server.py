@@ -194,7 +194,10 @@ class _Manager:
     def _announce(self, registry: EngineRegistry) -> None:
         host, port = self._listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        log.info("serving %s on %s, engines join at %s", self._config.model, url, registry.address)
+        log.info(
+            "serving %s on %s; calls wait for the first engine, engines join at %s",
+            *(self._config.model, url, registry.address),
+        )
         if self._config.api_keys is None and not is_loopback("host", host):
             log.warning("nobody needs a key: whoever can reach %s may use the service", url)
         if self._config.ready_file is not None:
