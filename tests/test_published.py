@@ -175,7 +175,7 @@ def test_what_is_encoded_is_remembered_by_domain_and_published_text_once(tokeniz
         encoder.encode([constant(TEXT), secret], domain=domain, num_public=1)
         taken.append(encoder.cached_bytes)
     first, second = taken[0], taken[1] - taken[0]
-    assert second > 2 * 512, "the second tenant was served from the first one's cache"
+    assert second > 512, "the second tenant was served from the first one's cache"
     assert first - second > 2 * len(TEXT), "published text is remembered twice"
     assert taken[1:] == [taken[1]] * 3
 
