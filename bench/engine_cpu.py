@@ -17,7 +17,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -107,7 +107,7 @@ def run(quick: bool) -> dict[str, Any]:
     for name in missing:
         print(f"{name}: not measured, no interpreter given (see bench/engine_cpu.py)")
     with ExitStack() as stack:
-        processes = [stack.enter_context(_started(arm)) for arm in arms if arm.python is not None]
+        processes = [stack.enter_context(closing(_started(arm))) for arm in arms if arm.python is not None]
         figures: dict[str, dict[str, list[float]]] = {w.name: {} for w in WORKLOADS}
         for repeat in range(-1, repeats):
             for workload in WORKLOADS:

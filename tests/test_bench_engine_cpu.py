@@ -83,4 +83,6 @@ def test_an_arm_that_ends_is_named_with_its_last_words(stub: Arm, tmp_path: Path
     process = Process(stub, tmp_path / "log")
     with pytest.raises(RuntimeError, match=r"parrot ended:\n.*no prompts"):
         process.ask({"prompts": [], "max_tokens": 1})
+    with pytest.raises(RuntimeError, match=r"parrot ended:\n.*no prompts"):
+        process.ask({"prompts": [], "max_tokens": 1})
     process.close()

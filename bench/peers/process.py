@@ -6,12 +6,12 @@ for each workload, answered by one line. The last line of standard input ends it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 
 class PeerProcess:
@@ -45,20 +45,10 @@ class PeerProcess:
     def close(self) -> None:
         """End it: by the end of its input, by force if that takes long."""
         assert self._child.stdin is not None
-        self._child.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it ended, and what it was asked last is still on its way
+            self._child.stdin.close()
         try:
             self._child.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

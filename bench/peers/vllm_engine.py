@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal, cast
 
@@ -54,5 +54,5 @@ def started(python: str, model: str, dtype: str, arm: Arm, max_batch: int) -> It
         }
         command = [python, str(Path(__file__).with_name("vllm_gpu.py"))]
         log = Path(f"out/vllm-{model}-{arm}.log")
-        with PeerProcess(f"vLLM ({arm})", command, options, log) as process:
+        with closing(PeerProcess(f"vLLM ({arm})", command, options, log)) as process:
             yield VllmEngine(process, cast(int, SHAPES[model]["vocab_size"]))
