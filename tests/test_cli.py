@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,16 @@ def test_what_no_engine_could_start_with_is_refused_before_anything_starts(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message}")
     assert managers == []
+
+
+def test_engines_without_a_name_do_not_take_each_others_place(engines: list[EngineConfig]) -> None:
+    command = ["engine", "--manager", "tcp://127.0.0.1:1"]
+    for options in ([], [], ["--name", "gpu-7"], ["--name", "gpu-7"]):
+        assert CliRunner().invoke(cli.app, [*command, *options]).exit_code == 0
+    first, second, *named = (engine.name for engine in engines)
+    assert first != second
+    assert {first.rpartition("-")[0], second.rpartition("-")[0]} == {socket.gethostname()}
+    assert named == ["gpu-7", "gpu-7"]  # the later is a new life of the earlier
 
 
 @pytest.mark.parametrize("pid", ["-4", "0"])

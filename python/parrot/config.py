@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import secrets
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -40,6 +42,12 @@ def _stays_here(address: str) -> bool:
         return False
 
 
+def own_engine_name() -> str:
+    """This host and something random: engines that nobody named do not take each other's place. Not the
+    process id, which is 1 in each of several containers of a host."""
+    return f"{socket.gethostname()}-{secrets.token_hex(4)}"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One engine process. ``max_batch_size`` sequences and ``max_batch_tokens`` tokens (prefill and decode
@@ -47,7 +55,7 @@ class EngineConfig:
 
     manager_address: str
     model: str = DEFAULT_MODEL
-    name: str = "engine-0"
+    name: str = field(default_factory=own_engine_name)
     device: str = "cpu"
     dtype: DType = "auto"  # float32 on a CPU; on a GPU what the model was written in, if it is a half
     dummy_weights: bool = False  # random ones: only the model's configuration and tokenizer are read

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..config import EngineConfig, ManagerConfig, SchedulerConfig, check_range
+from ..config import EngineConfig, ManagerConfig, SchedulerConfig, check_range, own_engine_name
 from ..errors import ConfigError
 from .gpus import check_device, gpu_devices
 from .options import (
@@ -39,8 +39,7 @@ def serve(
 ) -> None:
     """Serve a model: a manager and the engines it keeps alive, on this machine.
 
-    More engines can join with `parrot engine --manager tcp://127.0.0.1:PORT --name NAME`, PORT being the
-    engine port and NAME another than engine-0, engine-1 and so on, which are those of this command."""
+    More engines can join with `parrot engine --manager tcp://127.0.0.1:PORT`, PORT being the engine port."""
     devices = _devices(engines, engine.device, gpus)
     if engine.simulate is not None:
         from ..engine.cost_file import read_cost
@@ -86,7 +85,14 @@ def engine(
     options: EngineOptions,
     *,
     manager: Annotated[str, typer.Option(help="Address to join, such as tcp://127.0.0.1:8643.")],
-    name: Annotated[str, typer.Option(help="A name of its own for each engine of a manager.")] = "engine-0",
+    name: Annotated[
+        str,
+        typer.Option(
+            default_factory=own_engine_name,
+            show_default="the host and a random suffix",
+            help="Name of the engine. One that starts under the name of another takes its place.",
+        ),
+    ],
     manager_timeout_s: Annotated[
         float, typer.Option("--manager-timeout-s", help="End after so long without word from the manager.")
     ] = 60.0,
