@@ -70,6 +70,46 @@ def test_a_body_that_is_no_json_is_a_400(tiny_model: Path, raw: bytes) -> None:
     run(tiny_model, scenario)
 
 
+def test_what_is_not_utf8_or_nested_too_deeply_has_its_place_on_every_route(tiny_model: Path) -> None:
+    begin = b'{"session_id": "'
+    bad = [
+        (begin + b'\xff"}', "the body is not valid UTF-8 at byte 16"),
+        (begin + b'\xed\xa0\x80"}', "the body is not valid UTF-8 at byte 16"),  # half of a surrogate pair
+        (begin + b" " * 2**21 + b'\xff"}', f"the body is not valid UTF-8 at byte {2**21 + 16}"),
+        (json.dumps({"session_id": "a"}).encode("utf-16"), "the body is not valid UTF-8 at byte 0"),
+        (b'{"session_id": ' + b"[" * 100_000, "the body is nested too deeply"),
+    ]
+
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        routes = [path for path, kinds in paths.items() if "requestBody" in kinds.get("post", {})]
+        assert len(routes) == 6
+        for route in routes:
+            for raw, expected in bad:
+                reply = await client.post(route, content=raw, headers={"content-type": "application/json"})
+                error = check_error(reply, 400, "invalid_request")
+                assert (error["message"], error["param"]) == (expected, None), route
+            marked = b'\xef\xbb\xbf{"a": "b"}'  # which a reader may ignore
+            reply = await client.post(route, content=marked, headers={"content-type": "application/json"})
+            assert check_error(reply, 400, "invalid_request")["param"] is not None
+
+    run(tiny_model, scenario)
+
+
+def test_a_call_that_is_not_utf8_is_named(tiny_model: Path) -> None:
+    raw = json.dumps({"session_id": NOBODY, "calls": [call_body("a"), call_body("MARK")]}).encode()
+
+    async def scenario(manager: Manager, client: httpx.AsyncClient) -> None:
+        for bad in (b"\xff", b"\xed\xa0\x80"):
+            headers = {"content-type": "application/json"}
+            reply = await client.post("/v1/submit", content=raw.replace(b"MARK", bad), headers=headers)
+            error = check_error(reply, 400, "invalid_request")
+            assert error["param"] == "calls.1"
+            assert "not valid UTF-8 at byte" in error["message"]
+
+    run(tiny_model, scenario)
+
+
 @pytest.mark.parametrize("number", ["9" * 5000, "-" + "9" * 5000])
 def test_a_number_of_thousands_of_digits_is_refused_by_the_name_of_its_field(
     tiny_model: Path, number: str

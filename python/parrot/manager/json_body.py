@@ -1,4 +1,4 @@
-"""Bodies with whole numbers that Python does not read: the check of the field says what is wrong with it."""
+"""JSON of bodies: what Python's parser stumbles over without a place is said with one."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 
 def read_json(raw: bytes) -> Any:
     """As ``json.loads``, but a whole number of more than 4,300 digits, of which that makes a ValueError
-    without a place, is an infinite one, which no field takes. Raises ValueError for what is not JSON."""
+    without a place, is an infinite one, which no field takes, and the encoding is UTF-8. Raises ValueError
+    for what is not JSON, a UnicodeDecodeError for what is not UTF-8, and RecursionError."""
+    text = raw.decode().removeprefix("\ufeff")
     try:
-        return json.loads(raw)
+        return json.loads(text)
     except json.JSONDecodeError:
         raise
-    except ValueError:  # such a number, or not UTF-8
-        return json.loads(raw, parse_int=_number)
+    except ValueError:  # such a number
+        return json.loads(text, parse_int=_number)
+
+
+def unreadable(error: UnicodeDecodeError | RecursionError) -> str:
+    """What is wrong with a body, or a part of one, whose reading ended so."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return f"not valid UTF-8 at byte {error.start}"
 
 
 def _number(digits: str) -> int | float:
@@ -31,7 +40,12 @@ def _number(digits: str) -> int | float:
 
 class _JsonRequest(Request):
     async def json(self) -> Any:
-        return read_json(await self.body())
+        raw = await self.body()
+        try:
+            return read_json(raw)
+        except (UnicodeDecodeError, RecursionError) as error:
+            # The exception that FastAPI lets through; of others it says that there was one.
+            raise HTTPException(400, f"the body is {unreadable(error)}") from None
 
 
 class JsonRoute(APIRoute):

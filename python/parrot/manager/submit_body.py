@@ -18,7 +18,7 @@ from .. import api
 from ..config import ManagerConfig
 from ..errors import InvalidRequest, RequestTooLarge
 from .http_errors import invalid_request
-from .json_body import read_json
+from .json_body import read_json, unreadable
 
 SCHEMAS = "#/components/schemas/"
 MAX_ITEMS = 65536  # variables, and labels; calls have a limit of their own
@@ -160,7 +160,9 @@ def _decoded(name: str, index: int, item: msgspec.Raw) -> Any:
         where = f"{name}.{index}"
         try:  # the standard library reads what is not quite JSON, and validation can tell which field it is
             return read_json(bytes(item))
-        except (ValueError, RecursionError):
+        except (UnicodeDecodeError, RecursionError) as reason:
+            raise InvalidRequest(f"{where}: its JSON is {unreadable(reason)}", param=where) from None
+        except ValueError:
             raise InvalidRequest(f"{where}: {_reason(error)}", param=where) from None
 
 
@@ -173,15 +175,19 @@ def _validated(model: type[B], value: Any, *place: str | int) -> B:
 
 def _explained(raw: bytes, error: Exception) -> InvalidRequest:
     """What is wrong with a body that msgspec does not read, with the field if that can be found out."""
-    if len(raw) <= _SMALL_BYTES:
-        try:
+    if isinstance(error, RecursionError):
+        return InvalidRequest(f"the body is {unreadable(error)}")
+    try:
+        if str(error).startswith("Invalid UTF-8"):
+            raw.decode()  # raises what has the place
+        if len(raw) <= _SMALL_BYTES:
             api.SubmitBody.model_validate(read_json(raw))
-        except ValidationError as findings:
-            return invalid_request(findings.errors())
-        except json.JSONDecodeError as reason:
-            return InvalidRequest(f"body: not JSON at character {reason.pos}: {reason.msg}")
-        except (ValueError, RecursionError):  # not UTF-8, a number of thousands of digits
-            pass
+    except ValidationError as findings:
+        return invalid_request(findings.errors())
+    except json.JSONDecodeError as reason:
+        return InvalidRequest(f"body: not JSON at character {reason.pos}: {reason.msg}")
+    except (UnicodeDecodeError, RecursionError) as reason:
+        return InvalidRequest(f"the body is {unreadable(reason)}")
     found = _FIELD.search(str(error))
     param = next((group for group in found.groups() if group), None) if found is not None else None
     return InvalidRequest(f"{param or 'body'}: {_reason(error)}", param=param)
