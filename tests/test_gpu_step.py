@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,7 +30,8 @@ from parrot.engine.graphs import (
 from parrot.engine.model import DecoderModel
 from parrot.engine.overlap import OverlappingEngine
 from parrot.engine.runner import ModelRunner
-from parrot.kernels import triton_draw
+from parrot.engine.sampling import Sampler
+from parrot.kernels.draws import DRAW
 from parrot.kernels.gpu_ops import GpuOps
 from parrot.kernels.ops import StepLimits
 from parrot.tokenizer.tokenizer import Tokenizer
@@ -127,15 +129,11 @@ def test_warming_up_also_compiles_what_decodes_do_not_launch(
     place: Place, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = []
-    drawn = []
     monkeypatch.setattr(GpuOps, "compile_prefill", lambda _, pages: compiled.append(pages))
-    monkeypatch.setattr(triton_draw, "draw", lambda *arguments: drawn.append(arguments))
     runner = place.runner(tiny, recorded=True)
     assert runner.graphs is not None
     runner.graphs.warm_up()
     assert compiled == [runner.kv]
-    assert [parameters.top_k is None for *_, parameters in drawn] == [True, False]
-    assert drawn[0][0].shape == (1, runner.vocab_size)
 
 
 def test_sizes_are_those_that_rows_are_padded_to() -> None:
@@ -164,7 +162,7 @@ def test_a_replay_on_another_tree_is_the_unpadded_step(place: Place, tiny: Path)
         for runner in (recorded, eager):
             fill(runner, seed)
         expected = eager.compute(batch)
-        logits, likeliest = recorded.compute(batch)
+        logits, likeliest, _ = recorded.compute(batch)
         assert likeliest is not None
         torch.testing.assert_close(logits, expected.logits, rtol=place.tolerance, atol=place.tolerance)
         assert likeliest.tolist() == logits.argmax(dim=1).tolist()
@@ -186,7 +184,7 @@ def test_a_row_that_is_not_finite_is_found_and_harms_no_other(place: Place, tiny
     expected = first.tolist()
     for cache in runner.kv.v:
         cache[int(batch.block_tables[1, 0])] = nan
-    logits, likeliest = runner.compute(batch)
+    logits, likeliest, _ = runner.compute(batch)
     assert likeliest is not None
     assert likeliest.tolist() == [expected[0], -1, expected[2]]
     assert torch.isfinite(logits[[0, 2]]).all()
@@ -234,6 +232,48 @@ def test_forks_preemptions_mixed_and_overlapping_steps_generate_the_same_ids(
     ids, stats = generate(place.runner(tiny, recorded=True, num_blocks=4), tiny, OverlappingEngine)
     assert ids == expected
     assert stats.preemptions > 0
+
+
+MIXED = [
+    {"temperature": 0.9, "seed": 1},
+    {},
+    {"temperature": 1.2, "top_p": 0.8, "seed": 2},
+    {"temperature": 0.7, "top_k": 9, "min_p": 0.05, "seed": 3},
+    {"temperature": 1.0, "presence_penalty": 1.0, "seed": 4},
+]
+
+
+@pytest.mark.parametrize("kinds", [MIXED[:1], MIXED[:4], MIXED])
+def test_ids_drawn_in_a_recorded_step_are_those_drawn_behind_it(
+    place: Place, tiny: Path, kinds: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row each that is drawn, greedy, truncated, and shaped, whose ids the step does not choose."""
+
+    def ids(runner: ModelRunner) -> list[list[int]]:
+        harness = Harness(
+            runner, Tokenizer.load(tiny), engine_type=OverlappingEngine, max_batch_size=LIMITS.sequences
+        )
+        calls = [
+            harness.submit(prompt_of(9 + i, seed=i), max_tokens=12, **kind) for i, kind in enumerate(kinds)
+        ]
+        return [result.ids for result in harness.run(*calls)]
+
+    expected = ids(place.reference(tiny))
+    behind = []
+    sampler_draw = Sampler._draw
+    monkeypatch.setattr(Sampler, "_draw", lambda self, *a: behind.append(a) or sampler_draw(self, *a))
+    assert ids(place.runner(tiny, recorded=True)) == expected
+    assert len(behind) <= 2, "a decode was drawn behind its step"
+    assert len({tuple(each) for each in expected}) == len(kinds)
+
+
+def test_draws_of_other_rows_than_those_of_the_step_are_left_to_the_sampler(place: Place, tiny: Path) -> None:
+    runner = place.runner(tiny, recorded=True)
+    fill(runner, 1)
+    batch = decodes([20, 30, 17], 1, 3)
+    batch.draws = np.zeros(2, dtype=DRAW)
+    batch.draws["scale"] = 1.0
+    assert runner.compute(batch).drawn is None
 
 
 def test_a_recording_that_fails_leaves_a_runner_that_computes(place: Place, tiny: Path) -> None:

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+from math import e, log2
+
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from parrot.engine.sampling import likeliest_ids
 from parrot.engine.truncation import likeliest as kept_ids
-from parrot.kernels.triton_draw import DrawParameters, draw
+from parrot.kernels.draws import DRAW
+from parrot.kernels.triton_draw import draw
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = 2e-5  # of the sum of all weights: they are float32
 pytestmark = pytest.mark.gpu
 
 
-def column(values, dtype=torch.float64):
-    return None if values is None else torch.tensor(values, dtype=dtype)
-
-
 def drawn(logits, targets, temperature, min_p=None, top_k=None, top_p=None, rows=None):
-    """Ids of :func:`draw`, from parameters as lists."""
+    """Ids of :func:`draw`, from parameters as lists; a temperature of 0 takes the likeliest."""
     size = len(targets)
-    rows = list(range(size)) if rows is None else rows
-    if top_p is not None and top_k is None:
-        top_k = [2**31] * size
-    parts = [column(rows, torch.int64), column(temperature), column(min_p), column(top_k, torch.int64)]
-    parts.append(column(top_p or [1.0] * size))
-    parameters = DrawParameters(*(None if part is None else part.to(DEVICE) for part in parts))
-    on = logits.to(DEVICE)
-    return draw(on, likeliest_ids(on), column(targets).to(DEVICE), parameters).tolist()
+    draws = np.zeros(size, dtype=DRAW)
+    draws["target"] = targets
+    draws["scale"] = [log2(e) / each if each else 0.0 for each in temperature]
+    draws["least"] = min_p or [0.0] * size
+    draws["top_k"] = top_k or [2**31] * size
+    draws["top_p"] = top_p or [1.0] * size
+    packed = torch.from_numpy(draws.view(np.int32)).to(DEVICE)
+    ids, likeliest = draw(logits[list(range(size)) if rows is None else rows].to(DEVICE), packed)
+    assert [row for row, token in enumerate(ids.tolist()) if token == -1] == [
+        row for row, token in enumerate(likeliest.tolist()) if token == -1
+    ]
+    return ids.tolist()
 
 
 def shares(logits, temperature, min_p=0.0, top_k=2**31, top_p=1.0):
@@ -100,3 +103,24 @@ def test_a_likeliest_id_far_above_the_others_is_always_drawn():
     for target in (0.0, 0.5, 1 - 2**-53):
         assert drawn(logits, [target], [1.0]) == [8321]
         assert drawn(logits, [target], [1.0], None, [5], [0.9]) == [8321]
+
+
+def test_rows_that_are_not_drawn_have_their_likeliest_id_beside_others_that_are():
+    logits = torch.randn(3, 9000, generator=torch.Generator().manual_seed(5))
+    best = logits.argmax(dim=1).tolist()
+    ids = drawn(logits, [0.9] * 3, [0.0, 1.0, 0.0], None, [7, 7, 7], [0.9] * 3)
+    assert [ids[0], ids[2]] == [best[0], best[2]]
+    check(ids[1], 0.9, shares(logits[1], 1.0, 0.0, 7, 0.9))
+    assert ids[1] != best[1]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 64, 65, 2048, 2049, 65_537])
+def test_every_id_can_be_drawn_wherever_parts_and_tiles_of_a_row_end(vocab_size):
+    edges = sorted({at for at in (0, 63, 64, 65, 2047, 2048, 65_535, 65_536) if at < vocab_size})
+    shares_of = torch.full((1, vocab_size), -float(2**10))
+    shares_of[0, edges] = 0.0
+    targets = [(i + 0.5) / len(edges) for i in range(len(edges))]
+    rows = [0] * len(edges)
+    assert drawn(shares_of, targets, [1.0] * len(edges), rows=rows) == edges
+    limits = [None, [len(edges)] * len(edges), [1.0] * len(edges)]
+    assert drawn(shares_of, targets, [1.0] * len(edges), *limits, rows=rows) == edges

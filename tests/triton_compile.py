@@ -42,13 +42,13 @@ POINTERS = {
     "token_ids": "*i32",
     "previous_ids": "*i64",
     "likeliest": "*i64",
-    "scales": "*fp32",
-    "leasts": "*fp32",
-    "top_ks": "*i64",
-    "top_ps": "*fp64",
+    "draw_doubles": "*fp64",
+    "draw_longs": "*i64",
+    "draw_floats": "*fp32",
+    "sums": "*fp64",
+    "equals": "*i32",
     "bounds": "*fp32",
     "num_equals": "*i32",
-    "targets": "*fp64",
     "parts": "*fp32",
     "arrivals": "*i32",
 }
@@ -86,8 +86,9 @@ KERNELS: list[tuple[Any, dict[str, object], dict[str, str]]] = [
     (triton_ids._best_of_parts, {"PARTS": 32, "TILE": 2048}, {}),
     (triton_ids._best_of_row, {"PARTS": 32}, {"out": "*i64"}),
     (triton_ids._put_known_ids, {"ROWS": 1024}, {}),
-    (triton_draw._bounds, {"TILE": triton_draw._TILE}, {"rows": "*i64"}),
-    (triton_draw._draw, {"TILE": triton_draw._TILE}, {"rows": "*i64", "out": "*i64"}),
+    (triton_draw._bounds, {"PARTS": 32, "TILE": triton_draw._TILE}, {}),
+    (triton_draw._sum_parts, {"PARTS": 32, "TILE": triton_draw._PART_TILE}, {}),
+    (triton_draw._find, {"PARTS": 32, "TILE": triton_draw._PART_TILE}, {"out": "*i64"}),
 ]
 
 

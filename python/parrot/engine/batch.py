@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SetupError
+from ..kernels.draws import Draws
 from .model_config import ModelConfig
 
 BLOCK_SIZE = 16
@@ -34,6 +35,7 @@ class StepBatch:
     block_tables: Tensor  # int64 [n, max_blocks], -1 past the end
     logit_rows: Tensor  # int64 [m], rows of [0, T) of which logits are wanted
     previous_ids: Tensor | None = None  # int64, on the model's device: ids that the host does not know yet
+    draws: Draws | None = None  # [m], how the id of each row of logits is to be chosen, where the step can
 
 
 class StepLogits(NamedTuple):
@@ -41,6 +43,7 @@ class StepLogits(NamedTuple):
 
     logits: Tensor  # [m, vocab], float32 or the model's dtype
     likeliest: Tensor | None = None  # int64 [m], if known: the likeliest id, -1 where a logit is not finite
+    drawn: Tensor | None = None  # int64 [m], if the step chose ids by its draws: those
 
 
 @dataclass(slots=True)

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from ..kernels.ops import StepLimits
 from ..kernels.torch_ops import TorchOps
-from .batch import BLOCK_SIZE, PagedKV, StepBatch
-from .sampling import likeliest_ids
+from .batch import BLOCK_SIZE, PagedKV, StepBatch, StepLogits
 
 if TYPE_CHECKING:
     from ..kernels.gpu_ops import GpuOps
     from .model import Decoder, DecoderModel
 
 log = logging.getLogger(__name__)
-Compute = Callable[[], tuple[Tensor, Tensor]]
+Outputs = tuple[Tensor, Tensor, Tensor]  # logits [n, vocab]; int64 [n]: the likeliest ids, those drawn
+Compute = Callable[[], Outputs]
 _SMALL = (1, 2, 4)
 _STEP = 8
 
@@ -34,7 +34,7 @@ _STEP = 8
 class Recording(Protocol):
     """A computation on fixed addresses."""
 
-    outputs: tuple[Tensor, Tensor]  # of the last replay
+    outputs: Outputs  # of the last replay
 
     def replay(self) -> None:
         """Compute again, on the current stream."""
@@ -88,7 +88,7 @@ class CudaGraphRecorder:
 
 
 class _CudaRecording:
-    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Outputs) -> None:
         self._graph = graph
         self.outputs = outputs
 
@@ -127,21 +127,20 @@ class GraphedDecodes:
         self._ops.reserve(limits, len(kv.k[0]))
 
     @torch.inference_mode()
-    def run(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
-        """Compute a step of n sequences with one row each, within the limits: logits [n, vocab] and
-        int64 likeliest ids [n], valid until the next one runs. Raises ValueError for a larger step."""
+    def run(self, batch: StepBatch) -> StepLogits:
+        """Compute a step of n sequences with one row each, within the limits: logits and ids of all rows,
+        valid until the next one runs. ``batch.draws`` are of those rows. Raises ValueError for a larger
+        step."""
         n = len(batch.token_ids)
         if not self._limits.hold(needed := StepLimits.of(batch)):
             raise ValueError(f"the step needs {needed}, steps were to stay within {self._limits}")
-        logits, likeliest = self._run(batch, self.sizes[bisect_left(self.sizes, n)])
-        return logits[:n], likeliest[:n]
+        logits, likeliest, drawn = self._run(batch, self.sizes[bisect_left(self.sizes, n)])
+        return StepLogits(logits[:n], likeliest[:n], None if batch.draws is None else drawn[:n])
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Record all sizes, the largest first, whose memory the others then share, and compile what other
         steps launch besides."""
-        from ..kernels.triton_draw import compile_draws  # Triton, which is not everywhere
-
         started = time.monotonic()
         self._ops.compile_prefill(self._kv)
         scratch, zero = len(self._kv.k[0]) - 1, torch.zeros(1, dtype=torch.int64)
@@ -155,16 +154,16 @@ class GraphedDecodes:
             logit_rows=zero,
         )
         for size in reversed(self.sizes):
-            logits, likeliest = self._run(batch, size)
-        compile_draws(logits, likeliest)
+            self._run(batch, size)
         log.info("recorded steps of %d sizes in %.1f s", len(self.sizes), time.monotonic() - started)
 
-    def _run(self, batch: StepBatch, size: int) -> tuple[Tensor, Tensor]:
+    def _run(self, batch: StepBatch, size: int) -> Outputs:
         step = self._ops.begin_decodes(batch, self._kv, size)
 
-        def compute() -> tuple[Tensor, Tensor]:
+        def compute() -> Outputs:
             logits = self._decoder.run(step)
-            return logits, likeliest_ids(logits)
+            drawn, likeliest = step.choose(logits)
+            return logits, likeliest, drawn
 
         recording = self._recordings.get(size)
         if recording is None:

@@ -52,17 +52,23 @@ class NextIds:
         masks = self._grammars.start_masks(matchers) if matchers else None
         rows, logs, ids = rows_to_log(work)
         wants_logits = [output is not None for output in outputs]
+        states = [output.state for _, output in sampling]
+        positions = [call.num_ids for call, _ in sampling]
+        draws = self._sampler.draws(states, positions)
         try:
-            logits, likeliest = self._runner.forward(tree, reservation, wants_logits, rows, previous_ids)
+            logits, likeliest, drawn = self._runner.forward(
+                tree, reservation, wants_logits, rows, previous_ids, draws
+            )
         finally:
             allowed = None if masks is None else masks.result()
         if logs:
             log_batch(logs, logits[len(sampling) :], torch.tensor(ids, device=logits.device))
-            logits, likeliest = logits[: len(sampling)], None
+            logits, likeliest, drawn = logits[: len(sampling)], None, None
         return self._sampler.choose(
             logits,
-            [output.state for _, output in sampling],
-            [call.num_ids for call, _ in sampling],
+            states,
+            positions,
             None if allowed is None else unpack_masks(allowed, logits.shape[1], logits.device),
             likeliest,
+            drawn,
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._core import ContextTree
+from ..kernels.draws import Draws
 from ..kernels.ops import StepLimits
 from ..wire import Ids
 from .admission import num_blocks_for
@@ -134,10 +135,12 @@ class Runner(Protocol):
         wants_logits: Sequence[bool],
         more_rows: Sequence[int] = (),
         previous_ids: Tensor | None = None,
+        draws: Draws | None = None,
     ) -> StepLogits:
         """Compute a reserved step; logits [sum(wants_logits) + len(more_rows), vocab]: of the last ids of
         those calls, then of these rows of the step. ``previous_ids`` int64 [r], on the device: the ids that
-        the reservation refers to."""
+        the reservation refers to. ``draws`` [sum(wants_logits)]: how the next ids are to be chosen, should
+        the step be able to; it need not."""
 
 
 class ModelRunner:
@@ -210,22 +213,26 @@ class ModelRunner:
         wants_logits: Sequence[bool],
         more_rows: Sequence[int] = (),
         previous_ids: Tensor | None = None,
+        draws: Draws | None = None,
     ) -> StepLogits:
         """See :class:`Runner`."""
         with torch.inference_mode():
             self.kv.copy_slots(torch.from_numpy(step.copies))
             batch = self._build(tree, step, wants_logits, more_rows)
-            batch.previous_ids = previous_ids
+            batch.previous_ids, batch.draws = previous_ids, draws
             return self.compute(batch)
 
     def compute(self, batch: StepBatch) -> StepLogits:
         """One step, recorded if it can be."""
         if self.graphs is None or len(batch.token_ids) != len(batch.seq_lens):
             return StepLogits(self.model.forward(batch, self.kv))
-        logits, likeliest = self.graphs.run(batch)
-        if torch.equal(batch.logit_rows, torch.arange(len(logits))):
-            return StepLogits(logits, likeliest)
-        return StepLogits(logits[batch.logit_rows.to(logits.device)])
+        num_rows = len(batch.token_ids)
+        if batch.draws is not None and len(batch.draws) != num_rows:
+            batch.draws = None  # some rows have no next id
+        step = self.graphs.run(batch)
+        if torch.equal(batch.logit_rows, torch.arange(num_rows)):
+            return step
+        return StepLogits(step.logits[batch.logit_rows.to(step.logits.device)])
 
     def _build(
         self,

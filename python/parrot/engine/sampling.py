@@ -7,8 +7,7 @@ logits, parameters, seed and position alone: it is the same by itself, in any ba
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -17,14 +16,14 @@ from torch import Tensor
 
 from .._core import argmax_rows
 from ..errors import InvalidRequest
+from ..kernels.draws import Draws
 from ..wire import Ids, Sampling
+from .draws import DrawTable, exact_draws, on_device, parts_of
 from .logprobs import LogprobLog, log_batch
-from .randomness import U64, fresh_seed, uniform
-from .truncation import likeliest
+from .randomness import fresh_seed
 
 GREEDY_BELOW = 1e-5  # a colder temperature is greedy
 _NEVER = float("-inf")
-_CPU_CHUNK = 2**17  # float64 elements worked on at a time on a CPU: about what its cache holds
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
@@ -115,6 +114,14 @@ class Sampler:
 
     def __init__(self) -> None:
         self._plan: _Plan | None = None
+        self._table: DrawTable | None = None
+
+    def draws(self, states: Sequence[OutputState], positions: Sequence[int]) -> Draws | None:
+        """[n], one of :data:`~parrot.kernels.draws.DRAW` per row, for a step that chooses ids on its device
+        (:meth:`choose`); None if nothing is drawn from logits as they come."""
+        if self._table is None or self._table.states != states:
+            self._table = DrawTable(states)
+        return self._table.at(positions)
 
     def sample(
         self,
@@ -134,35 +141,54 @@ class Sampler:
         positions: Sequence[int],
         allowed: Tensor | None = None,
         likeliest: Tensor | None = None,
+        drawn: Tensor | None = None,
     ) -> Tensor:
         """int64 [n], on the logits' device: one id per row of ``logits`` (float [n, vocab]); -1 for a row
         that has a NaN or an infinity, or no id that may follow.
 
         ``positions[i]`` is the index that row i's id will have in its context. ``allowed`` (bool
         [c, vocab]) says for the c constrained rows, in order, which ids may follow. ``likeliest``: what
-        :func:`likeliest_ids` gives, if it is known. Equal logits go to the lowest id.
+        :func:`likeliest_ids` gives, if it is known; ``drawn``, int64 [n]: what a step made of :meth:`draws`,
+        if it did. Equal logits go to the lowest id.
         """
         if self._plan is None or self._plan.states != states or self._plan.device != logits.device:
             self._plan = _Plan(states, logits.device, logits.shape[1])
         plan = self._plan
+        if drawn is None and _has_kernels(logits.device):
+            drawn, likeliest = self._draw(logits, states, positions, likeliest)
         if likeliest is None:
             likeliest = likeliest_ids(logits)
-        if plan.is_plain:
-            return likeliest
-        ids = likeliest.clone()
+        ids = likeliest if drawn is None else drawn
+        if plan.is_settled:
+            return ids
+        ids = ids.clone()
         if plan.shaped is not None:
             shaped = plan.shape(logits[plan.shaped].double(), positions, allowed)
             ids[plan.shaped] = torch.argmax(shaped, dim=1)
         for draw in plan.draws:
-            if draw.is_shaped:
-                ids[draw.rows] = draw.ids(shaped[draw.source_rows], positions)
-            else:
-                ids[draw.rows] = draw.ids_unshaped(logits, likeliest, positions)
+            source = shaped[draw.source_rows] if draw.is_shaped else logits[draw.rows].double()
+            ids[draw.rows] = draw.ids(source, positions)
         ok = (likeliest >= 0) & (ids < logits.shape[1])  # a draw from a NaN ends behind the last id
         plan.note(logits, torch.where(ok, ids, 0))
         if allowed is not None:
             ok[plan.constrained] &= allowed.any(dim=1)
         return torch.where(ok, ids, -1)
+
+    def _draw(
+        self,
+        logits: Tensor,
+        states: Sequence[OutputState],
+        positions: Sequence[int],
+        likeliest: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """What a step would have made of :meth:`draws`, None if that is nothing; and the likeliest ids."""
+        from ..kernels.triton_draw import draw  # Triton, which is not everywhere
+
+        draws = self.draws(states, positions)
+        if draws is None:
+            return None, likeliest
+        packed = torch.from_numpy(draws.view(np.int32)).pin_memory()
+        return draw(logits.contiguous(), packed.to(logits.device, non_blocking=True))
 
 
 def likeliest_ids(logits: Tensor) -> Tensor:
@@ -171,7 +197,7 @@ def likeliest_ids(logits: Tensor) -> Tensor:
         found = np.empty(len(logits), np.int64)
         argmax_rows(logits.contiguous().numpy(), found)  # one pass; torch needs two and a mask
         return torch.from_numpy(found)
-    if logits.is_cuda and logits.dtype != torch.float64 and _has_triton():
+    if _has_kernels(logits.device):
         from ..kernels.triton_ids import likeliest_of_rows
 
         return likeliest_of_rows(logits.contiguous())
@@ -179,25 +205,14 @@ def likeliest_ids(logits: Tensor) -> Tensor:
 
 
 @cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _has_kernels(device: torch.device) -> bool:
+    """Whether ids of logits as they come are chosen by kernels there."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def to_list(ids: Tensor) -> list[int | None]:
     """Of int64 [n], with None for what is negative."""
     return [None if token_id < 0 else token_id for token_id in ids.tolist()]
-
-
-def _on(device: torch.device, values: Sequence[float], dtype: torch.dtype) -> Tensor:
-    """[n]. A copy from memory that is not pinned would wait for all that the device has to do."""
-    tensor = torch.tensor(values, dtype=dtype)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
-def _parts(table: Tensor) -> list[slice]:
-    """The rows of a table [n, vocab] in the pieces in which they are worked on."""
-    size = max(1, len(table) if table.is_cuda else _CPU_CHUNK // table.shape[1])
-    return [slice(start, start + size) for start in range(0, len(table), size)]
 
 
 class _Plan:
@@ -214,22 +229,24 @@ class _Plan:
         self._constrained = self._index(constrained)
         self.constrained = self._index([shaped[i] for i in constrained])
         self._logged = [i for i, state in enumerate(states) if state.log is not None]
-        self.draws = _draws(states, shaped, device)
-        self.is_plain = not (shaped or self._logged or self.draws)
+        self.draws = exact_draws(
+            states, shaped, device, shaped if _has_kernels(device) else range(len(states))
+        )
+        self.is_settled = not (shaped or self._logged or self.draws)
         self._plan_bias()
         self._plan_penalties(vocab_size)
 
     def _index(self, rows: Sequence[int]) -> Tensor:
-        return _on(self.device, rows, torch.int64)
+        return on_device(self.device, rows, torch.int64)
 
     def _column(self, values: Sequence[float]) -> Tensor:
-        return _on(self.device, values, torch.float64)[:, None]
+        return on_device(self.device, values, torch.float64)[:, None]
 
     def _plan_bias(self) -> None:
         entries = [(i, *entry) for i, s in enumerate(self._shaped_states) for entry in s.sampling.logit_bias]
         rows, ids, values = zip(*entries, strict=True) if entries else ((), (), ())
         self._bias_at = (self._index(rows), self._index(ids))
-        self._bias = _on(self.device, values, torch.float64)
+        self._bias = on_device(self.device, values, torch.float64)
 
     def _plan_penalties(self, vocab_size: int) -> None:
         """``_counts`` holds the rows' counts from here on; each state keeps a view of its row."""
@@ -256,7 +273,7 @@ class _Plan:
         if len(self._penalised):
             for state in self._penalised_states:
                 state.count_forced()
-            for part in _parts(self._counts):
+            for part in parts_of(self._counts):
                 rows = self._penalised[part]
                 logits[rows] = self._penalise(logits[rows], part)
         for i, state in enumerate(self._shaped_states):
@@ -282,93 +299,3 @@ class _Plan:
         if self._logged:
             logs = [log for i in self._logged if (log := self.states[i].log) is not None]
             log_batch(logs, logits[self._logged], ids[self._logged])
-
-
-@dataclass(slots=True)
-class _Draw:
-    """Rows that are drawn the same way, from logits as they come or from shaped ones."""
-
-    rows: Tensor  # int64 [r]
-    row_list: list[int]
-    is_shaped: bool
-    source_rows: Tensor  # int64 [r], their places among the shaped rows
-    temperature: Tensor  # float64 [r, 1]
-    min_p: Tensor | None  # float64 [r, 1]; None: off
-    seeds: U64  # [r]
-    top_k: Tensor | None  # int64 [r, 1]; None: neither top_k nor top_p is on
-    top_p: Tensor  # float64 [r, 1]
-
-    def ids(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
-        """int64 [r]: one id per row of float64 [r, vocab], by inverse transform in the order of ids."""
-        target = self._targets(positions, logits.device)[:, None]
-        return torch.cat([self._ids(logits[part], target[part], part) for part in _parts(logits)])
-
-    def ids_unshaped(self, logits: Tensor, likeliest: Tensor, positions: Sequence[int]) -> Tensor:
-        """The same from the logits of the whole batch, [n, vocab] as they come; ``likeliest`` int64 [n]."""
-        if not (logits.is_cuda and _has_triton()):
-            return self.ids(logits[self.rows].double(), positions)
-        from ..kernels.triton_draw import DrawParameters, draw  # Triton, which is not everywhere
-
-        parameters = DrawParameters(
-            rows=self.rows,
-            temperature=self.temperature[:, 0],
-            min_p=None if self.min_p is None else self.min_p[:, 0],
-            top_k=None if self.top_k is None else self.top_k[:, 0],
-            top_p=self.top_p[:, 0],
-        )
-        return draw(logits, likeliest, self._targets(positions, logits.device), parameters)
-
-    def _targets(self, positions: Sequence[int], device: torch.device) -> Tensor:
-        number = uniform(self.seeds, [positions[row] for row in self.row_list])
-        return _on(device, number.tolist(), torch.float64)
-
-    def _ids(self, logits: Tensor, target: Tensor, part: slice) -> Tensor:
-        # Subtract before dividing: a small temperature would send large logits to infinity.
-        weights = ((logits - logits.amax(dim=1, keepdim=True)) / self.temperature[part]).exp_()
-        if self.min_p is not None:
-            weights.masked_fill_(weights < self.min_p[part], 0.0)  # the likeliest id has weight 1
-        if self.top_k is not None:
-            weights.masked_fill_(~likeliest(weights, self.top_k[part], self.top_p[part]), 0.0)
-        cumulative = torch.cumsum(weights, dim=1)
-        total = cumulative[:, -1:]
-        below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not pass the last id
-        return torch.searchsorted(cumulative, torch.minimum(target * total, below_total), right=True)[:, 0]
-
-
-def _draws(states: Sequence[OutputState], shaped: Sequence[int], device: torch.device) -> list[_Draw]:
-    place = {row: i for i, row in enumerate(shaped)}
-    groups: dict[tuple[bool, bool, bool], list[int]] = {}
-    for row, state in enumerate(states):
-        if state.is_random:
-            sampling = state.sampling
-            is_truncated = sampling.top_k > 0 or sampling.top_p < 1
-            groups.setdefault((row in place, is_truncated, sampling.min_p > 0), []).append(row)
-    return [_draw(rows, states, place, device, *kind) for kind, rows in groups.items()]
-
-
-def _draw(
-    rows: list[int],
-    states: Sequence[OutputState],
-    place: Mapping[int, int],
-    device: torch.device,
-    is_shaped: bool,
-    is_truncated: bool,
-    has_min_p: bool,
-) -> _Draw:
-    samplings = [states[row].sampling for row in rows]
-
-    def column(values: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:
-        return _on(device, values, dtype)[:, None]
-
-    top_k = [sampling.top_k if sampling.top_k > 0 else 2**31 for sampling in samplings]
-    return _Draw(
-        rows=_on(device, rows, torch.int64),
-        row_list=rows,
-        is_shaped=is_shaped,
-        source_rows=_on(device, [place.get(row, 0) for row in rows], torch.int64),
-        temperature=column([sampling.temperature for sampling in samplings]),
-        min_p=column([sampling.min_p for sampling in samplings]) if has_min_p else None,
-        seeds=np.array([states[row].seed for row in rows], dtype=np.uint64),
-        top_k=column(top_k, torch.int64) if is_truncated else None,
-        top_p=column([sampling.top_p for sampling in samplings]),
-    )

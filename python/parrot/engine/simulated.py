@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .._core import ContextTree
+from ..kernels.draws import Draws
 from ..tokenizer.tokenizer import Tokenizer, read_json
 from ..wire import CallId, CostModel, Dispatch, Fill, Ids, ModelInfo, Reply
 from .batch import BLOCK_SIZE, StepLogits
@@ -65,6 +66,7 @@ class SimulatedRunner:
         wants_logits: Sequence[bool],
         more_rows: Sequence[int] = (),
         previous_ids: Tensor | None = None,  # noqa: ARG002
+        draws: Draws | None = None,  # noqa: ARG002
     ) -> StepLogits:
         """See :class:`~parrot.engine.runner.Runner`."""
         rng = np.random.default_rng(zlib.crc32(step.token_ids.tobytes()))

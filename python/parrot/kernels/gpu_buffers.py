@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .draws import DRAW_SIZE
 from .ops import Batch, StepLimits
 from .paged_prefill import LOW, PrefillPlan, prefill_tiles, tile_rows
 from .shared_prefix import BLOCK_SIZE, SharedPrefixAttention
@@ -30,6 +31,7 @@ class StepViews:
     positions: Tensor  # [T]
     slots: Tensor  # [T]
     logit_rows: Tensor | None  # [m]; None: all rows
+    draws: Tensor  # [T * 8] of a step of decodes: DRAW of each row
     num_decodes: int  # sequences with one row, padding included
     decode_rows: Tensor | None  # [num_decodes]; None: the first of the step
     chunks: PrefillPlan | None  # sequences with several rows
@@ -53,6 +55,7 @@ class StepBuffers:
             "slots": limits.rows,
             "logit_rows": limits.rows,
             "decode_rows": limits.sequences,
+            "draws": DRAW_SIZE * limits.sequences,
             "tiles": 4 * (limits.rows // LOW + limits.sequences),
         }
         return Staging(sizes | SharedPrefixAttention.sections(limits.sequences, limits.blocks), device)
@@ -68,6 +71,9 @@ class StepBuffers:
         host["positions"][n:num_rows] = 0
         padding = np.arange(num_rows - n, dtype=np.int32) % BLOCK_SIZE
         host["slots"][n:num_rows] = scratch_block * BLOCK_SIZE + padding
+        host["draws"][: DRAW_SIZE * num_rows] = 0
+        if batch.draws is not None:
+            host["draws"][: DRAW_SIZE * n] = batch.draws.view(np.int32)
         tables, seq_lens = _tables(batch), np.asarray(batch.seq_lens, dtype=np.int32)
         self.attention.write_plan(tables, seq_lens, num_rows=num_rows, share=share)
         staging.upload("block_tables", n * self.limits.blocks)
@@ -96,6 +102,7 @@ class StepBuffers:
             views.positions,
             views.slots,
             views.logit_rows,
+            views.draws,
             views.num_decodes,
             None if is_first else staging.device["decode_rows"][: len(decodes)],
             plan,
@@ -134,6 +141,7 @@ class StepBuffers:
             positions=device["positions"][:num_rows],
             slots=device["slots"][:num_rows],
             logit_rows=None if num_logits is None else device["logit_rows"][:num_logits],
+            draws=device["draws"][: DRAW_SIZE * num_rows],
             num_decodes=num_decodes,
             decode_rows=None,
             chunks=None,

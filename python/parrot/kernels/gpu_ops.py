@@ -17,6 +17,7 @@ from .paged_prefill import PrefillPlan, compile_prefill, paged_prefill
 from .paged_prefill_cuda import CudaPrefill
 from .shared_prefix import Implementation, SharedPrefixAttention
 from .torch_ops import TensorStep
+from .triton_draw import draw
 from .triton_ids import put_known_ids
 from .triton_linear import MAX_ROWS, FewRowProducts
 from .triton_ops import rms_norm, rope_append, silu_mul
@@ -213,6 +214,11 @@ class GpuStep(TensorStep):
     def logits(self, x: Tensor, norm: Norm[Tensor], head: Tensor) -> Tensor:
         """[m, vocab], in the model's dtype: most ids are chosen from them as they are."""
         return F.linear(self._norm(self._wanted(x), norm), head)
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a step of decodes, int64 [T] each: ids by the step's draws, and the likeliest
+        (:func:`~.triton_draw.draw`)."""
+        return draw(logits, self._views.draws)
 
     def _norm(self, x: Tensor, norm: Norm[Tensor]) -> Tensor:
         if self._shape.norm == "rms":

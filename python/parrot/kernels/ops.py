@@ -8,6 +8,8 @@ from typing import Generic, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from .draws import Draws
+
 NormKind = Literal["rms", "layer"]
 Mlp = Literal["gated_silu", "relu"]
 
@@ -66,6 +68,7 @@ class Batch(Protocol):
     block_tables: Tensor
     logit_rows: Tensor
     previous_ids: Tensor | None
+    draws: Draws | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PARTS = 32  # of a row, so that one row alone keeps more than one multiprocessor busy
+PARTS = 32  # of a row, so that one row alone keeps more than one multiprocessor busy
 _TILE = 2048
 _ALIGNMENT = 64  # elements at which parts begin, so that loads are wide
 _ROWS = 1024
@@ -56,17 +56,27 @@ def _best_of_row(values, ids, out, PARTS: tl.constexpr):  # type: ignore[no-unty
     tl.store(out + row, tl.where(tl.min(token_id, 0) < 0, -1, found).to(tl.int64))
 
 
+def part_size(vocab_size: int) -> int:
+    """Ids of one of the ``PARTS`` of a row; the last ones may have fewer, or none."""
+    return -(-vocab_size // (PARTS * _ALIGNMENT)) * _ALIGNMENT
+
+
+def best_of_parts(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each part of each row of ``logits`` (float [n, vocab], contiguous), float32 [n, PARTS],
+    and its id, int32 [n, PARTS], the lowest of several: 0 and -1 for a part that has a NaN or an infinity."""
+    num_rows, size = logits.shape
+    values = torch.empty(num_rows, PARTS, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(num_rows, PARTS, dtype=torch.int32, device=logits.device)
+    _best_of_parts[(num_rows, PARTS)](logits, values, ids, size, part_size(size), PARTS=PARTS, TILE=_TILE)
+    return values, ids
+
+
 def likeliest_of_rows(logits: Tensor) -> Tensor:
     """int64 [n]: the id of the largest of each row of ``logits`` (float [n, vocab], contiguous), the lowest
     of several; -1 for a row that has a NaN or an infinity."""
-    num_rows, size = logits.shape
-    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    if num_rows:
-        values = torch.empty(num_rows, _PARTS, dtype=torch.float32, device=logits.device)
-        ids = torch.empty(num_rows, _PARTS, dtype=torch.int32, device=logits.device)
-        part_size = triton.cdiv(triton.cdiv(size, _PARTS), _ALIGNMENT) * _ALIGNMENT
-        _best_of_parts[(num_rows, _PARTS)](logits, values, ids, size, part_size, PARTS=_PARTS, TILE=_TILE)
-        _best_of_row[(num_rows,)](values, ids, out, PARTS=_PARTS, num_warps=1)
+    out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    if len(logits):
+        _best_of_row[(len(logits),)](*best_of_parts(logits), out, PARTS=PARTS, num_warps=1)
     return out
 
 
