@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import zmq
@@ -105,5 +106,48 @@ def test_many_messages_leave_turns_to_others_and_none_is_forgotten(monkeypatch: 
                 # A send may be what takes note of an arrival.
                 assert router.send(identity, [b"y"])
             assert most <= 2
+
+    with_router(scenario)
+
+
+class Counted:
+    """A socket that counts what is received from it."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def recv(self, *arguments: Any, **named: Any) -> Any:
+        self.count += 1
+        return self._socket.recv(*arguments, **named)
+
+
+def test_a_message_of_many_parts_is_cut_and_the_rest_dropped_in_many_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_socket, "_TURN_S", 0.0)
+
+    async def scenario(router: RouterSocket, arrived: asyncio.Queue[list[bytes]]) -> None:
+        counted = Counted(router._socket)
+        router._socket = counted  # type: ignore[assignment]
+        with dealer(router.address) as hostile, dealer(router.address) as engine:
+            hostile.send_multipart([b"%d" % number for number in range(1000)])
+            hostile.send(b"next")
+            most = 0
+            while arrived.qsize() < 2:
+                before = counted.count
+                await asyncio.sleep(0)
+                most = max(most, counted.count - before)
+            assert most <= 4  # the parts handed over, or one that is dropped, and one that is not there
+            assert counted.count > 1000
+            assert [parts[1:] for parts in (arrived.get_nowait(), arrived.get_nowait())] == [
+                [b"0", b"1"],
+                [b"next"],
+            ]
+            engine.send(b"still here")
+            assert (await asyncio.wait_for(arrived.get(), 60))[1] == b"still here"
 
     with_router(scenario)

@@ -20,10 +20,12 @@ from .clock import now_s
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _MORE_PARTS = int(zmq.RCVMORE)
 _MAX_FRAME_BYTES = 256 * 2**20
+_MAX_PARTS = 3  # of a message that are handed over: one more than any has that keeps to the protocol
 _TURN_S = 0.003  # of handing over messages, until others on the loop have their turn
 
 Receiver = Callable[[list[bytes]], None]
-"""Takes a message, which is identity and frame if its sender keeps to the protocol. Must not raise."""
+"""Takes a message, which is identity and frame if its sender keeps to the protocol, and else no more than its
+first parts. Must not raise."""
 
 
 class EngineSocket(Protocol):
@@ -59,6 +61,7 @@ class RouterSocket:
         self._loop = asyncio.get_running_loop()
         self._receive: Receiver | None = None
         self._turn_is_due = False
+        self._has_rest = False  # of a message whose first parts were handed over
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._configure()
@@ -144,12 +147,17 @@ class RouterSocket:
             return
         self._turn_is_due = True  # no send within it asks for another one
         until = now_s() + _TURN_S
-        while (parts := self._next()) is not None:
-            self._receive(parts)
+        while True:
+            if self._has_rest:
+                self._drop_rest(until)
+            elif (parts := self._next()) is not None:
+                self._receive(parts)
+            else:
+                self._turn_is_due = False
+                return
             if now_s() >= until:
                 self._loop.call_soon(self._turn)
                 return
-        self._turn_is_due = False
 
     def _next(self) -> list[bytes] | None:
         try:
@@ -157,8 +165,19 @@ class RouterSocket:
         except zmq.Again:
             return None
         while self._socket.getsockopt(_MORE_PARTS):
+            if len(parts) == _MAX_PARTS:
+                self._has_rest = True
+                break
             parts.append(self._socket.recv(_NOW))
         return parts
+
+    def _drop_rest(self, until: float) -> None:
+        """ZeroMQ keeps a message together, so what nobody wants of it has to be taken out part by part, at
+        half a microsecond each. A peer may have sent millions."""
+        while self._socket.recv(_NOW, copy=False).more:
+            if now_s() >= until:
+                return
+        self._has_rest = False
 
     def close(self) -> None:
         """See :class:`EngineSocket`."""

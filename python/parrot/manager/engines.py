@@ -157,7 +157,8 @@ class EngineRegistry:
 
     def _receive(self, parts: list[bytes]) -> None:
         if len(parts) != 2:
-            raise wire.WireError(f"a message of {len(parts)} parts, expected 2")
+            count = "one part" if len(parts) < 2 else "more than two parts"
+            raise wire.WireError(f"a message of {count}, expected identity and frame")
         identity, frame = parts
         message = wire.decode_from_engine(frame)
         if isinstance(message, wire.Register):
