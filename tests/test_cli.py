@@ -188,16 +188,19 @@ def test_an_unknown_model_is_one_line_too(
 def test_models_are_listed_with_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PARROT_CACHE", str(tmp_path))
     monkeypatch.setattr("parrot.models.packaged_models", lambda: {"here": True, "there": False})
-    whole, partial = tmp_path / "models" / "whole", tmp_path / "models" / "partial"
-    for directory in (whole, partial):
+    monkeypatch.setattr("parrot.models._converter_version", lambda: "now")
+    whole, old, partial = (tmp_path / "models" / f"a-{name}" for name in ("1-now", "1-before", "2-now"))
+    for directory in (whole, old, partial):
         directory.mkdir(parents=True)
         (directory / "config.json").write_text("{}")
         (directory / "tokenizer.json").write_text("{}")
-    (whole / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    for directory in (whole, old):
+        (directory / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     result = CliRunner().invoke(cli.app, ["model", "list"])
     assert result.output.splitlines() == [
         "here: installed",
         "there: not installed; parrot model install there",
+        f"converted by another version, not used by this one, 0 MiB: {old}",
         f"converted, 0 MiB: {whole}",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import subprocess
@@ -50,6 +51,37 @@ def test_another_file_under_the_same_name_is_converted_anew(gguf_file: Path, tin
     second = resolve_model(str(gguf_file))
     assert first != second
     assert json.loads((second / "config.json").read_text())["num_key_value_heads"] == 4
+
+
+@pytest.mark.parametrize("changed", [*models._CONVERTER, "gguf"])
+def test_another_converter_converts_anew(
+    gguf_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: str
+) -> None:
+    first = resolve_model(str(gguf_file))
+    package = tmp_path / "package"
+    for name in models._CONVERTER:
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(models.__file__).parent / name, package / name)
+    monkeypatch.setattr(models, "__file__", str(package / "models.py"))
+    assert resolve_model(str(gguf_file)) == first
+    if changed == "gguf":
+        monkeypatch.setattr("importlib.metadata.version", lambda _: "another")
+    else:
+        (package / changed).open("a").write("# fixed\n")
+    second = resolve_model(str(gguf_file))
+    assert first != second
+    assert second.is_dir()
+
+
+def test_all_that_the_converter_imports_counts() -> None:
+    package = Path(models.__file__).parent
+    for name in models._CONVERTER:
+        for node in ast.walk(ast.parse((package / name).read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                directory = (package / name).parents[node.level - 1]
+                assert node.module is not None
+                imported = directory / f"{node.module.replace('.', '/')}.py"
+                assert str(imported.relative_to(package)) in (*models._CONVERTER, "errors.py"), name
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove-config", "remove-weights"])

@@ -1,7 +1,8 @@
 """Finding a model's files: a name, a GGUF file or a Hugging Face directory -> a directory ready to load.
 
 GGUF files are converted once, into ``$PARROT_CACHE/models`` (default ``~/.cache/parrot/models``), under a
-name that holds the checksum of the file. Any number of processes may ask for the same model at once.
+name that holds the checksum of the file and the version of the converter. Any number of processes may ask for
+the same model at once.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -23,7 +25,8 @@ from pathlib import Path
 from .errors import ModelFileError, ModelPackageMissing, SetupError
 
 Progress = Callable[[str, float], None]  # (what is being done, fraction done in [0, 1])
-_FORMAT = 1  # of the converted directory; a new one makes old conversions unused
+# What a conversion depends on beside the file: these sources of this package, and the package gguf.
+_CONVERTER = ("gguf_model.py", "tokenizer/from_gguf.py", "tokenizer/layout.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,11 @@ def packaged_models() -> dict[str, bool]:
 def cached_models() -> list[Path]:
     """Directories of converted models in the cache, complete ones only."""
     return [path for path in sorted((_cache_root() / "models").glob("*/")) if _is_complete(path)]
+
+
+def is_current(conversion: Path) -> bool:
+    """Whether this version of Parrot made it, or would make the same; another one is never read."""
+    return conversion.name.endswith(f"-{_converter_version()}")
 
 
 def check_directory(directory: Path, *, weights: bool = True) -> None:
@@ -158,7 +166,7 @@ def _converted(path: Path, report: Progress) -> Path:
     report(f"checking {path.name}", 0.0)
     root = _cache_root()
     try:
-        target = root / "models" / f"{path.stem}-{_checksum(path)}-v{_FORMAT}"
+        target = root / "models" / f"{path.stem}-{_checksum(path)}-{_converter_version()}"
         if _is_complete(target):
             return target
         with _lock(root / "locks" / f"{target.name}.lock"):
@@ -170,6 +178,14 @@ def _converted(path: Path, report: Progress) -> Path:
             "PARROT_CACHE"
         ) from error
     return target
+
+
+def _converter_version() -> str:
+    """Of the sources themselves: a number beside them would be forgotten by the fix that needs it."""
+    digest = hashlib.sha256(importlib.metadata.version("gguf").encode())
+    for name in _CONVERTER:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _checksum(path: Path) -> str:

@@ -42,13 +42,14 @@ def install(name: Name = DEFAULT_MODEL) -> None:
 @app.command("list")
 def list_models() -> None:
     """Name the models that a package carries, and what lies converted in the cache."""
-    from ..models import cached_models, packaged_models
+    from ..models import cached_models, is_current, packaged_models
 
     for name, installed in packaged_models().items():
         typer.echo(f"{name}: {'installed' if installed else f'not installed; parrot model install {name}'}")
     for directory in cached_models():
         size_mib = sum(file.stat().st_size for file in directory.iterdir()) // 2**20
-        typer.echo(f"converted, {size_mib} MiB: {directory}")
+        made = "converted" if is_current(directory) else "converted by another version, not used by this one"
+        typer.echo(f"{made}, {size_mib} MiB: {directory}")
 
 
 @app.command()
