@@ -55,6 +55,9 @@ def test_another_selection_is_refused(selection: str, message: str) -> None:
     [
         ("0,1", 2),
         ("GPU-1", 1),
+        ("GPU-1,GPU-2", 2),
+        ("GPU-,1", 0),  # the beginning of several
+        ("2,GPU-9,1", 1),
         ("MIG-1, GPU-2", 2),
         ("0,1,2,3", 3),
         ("", 0),
@@ -70,6 +73,21 @@ def test_those_that_cuda_may_not_see_do_not_count(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert num_gpus() == count
+
+
+@pytest.mark.usefixtures("three_gpus")
+@pytest.mark.parametrize("visible", ["0,0", "1, 01", "0,1,2,0", "GPU-1,GPU-1", "1,GPU-1", "MIG-1,MIG-1"])
+def test_one_named_twice_leaves_none_and_is_said(visible: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    for ask in (num_gpus, lambda: gpu_devices("all"), lambda: check_device("cuda")):
+        with pytest.raises(ConfigError, match=f"CUDA_VISIBLE_DEVICES={visible} names a GPU twice"):
+            ask()
+
+
+@pytest.mark.usefixtures("three_gpus")
+def test_what_follows_a_name_of_no_gpu_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,9,0")
+    assert num_gpus() == 1
 
 
 def test_a_machine_without_any_says_so(three_gpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

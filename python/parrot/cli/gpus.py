@@ -62,21 +62,33 @@ def check_device(device: str) -> None:
 
 
 def num_gpus() -> int:
-    """GPUs that a CUDA program started from here sees, as far as the driver's tools tell."""
+    """GPUs that a CUDA program started from here sees, as far as the driver's tools tell.
+
+    Raises :class:`ConfigError` if ``CUDA_VISIBLE_DEVICES`` names one twice: CUDA then shows none at all."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     command = shutil.which("nvidia-smi")
     if command is None or visible == "":
         return 0
     done = subprocess.run([command, "--list-gpus"], capture_output=True, text=True, check=False, timeout=60)
-    count = sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done.returncode == 0 else 0
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    uuids = [line.rpartition("(UUID: ")[2].rstrip(")") for line in lines if line.startswith("GPU ")]
     if visible is None:
-        return count
+        return len(uuids)
     # As CUDA reads it: what follows a name of no GPU, such as -1, is not seen.
-    named = itertools.takewhile(lambda name: _names_a_gpu(name.strip(), count), visible.split(","))
-    return min(count, len(list(named)))
+    names = (_gpu_named(name.strip(), uuids) for name in visible.split(","))
+    named = list(itertools.takewhile(lambda gpu: gpu is not None, names))
+    if len(set(named)) < len(named):
+        raise ConfigError(
+            f"CUDA_VISIBLE_DEVICES={visible[:80]} names a GPU twice, and CUDA then shows none; name each once"
+        )
+    return min(len(uuids), len(named))
 
 
-def _names_a_gpu(name: str, count: int) -> bool:
+def _gpu_named(name: str, uuids: list[str]) -> int | str | None:
+    """The number of the GPU of this number or beginning of a UUID; of a part of a GPU (MIG) its own name."""
+    if name.startswith("MIG-"):
+        return name
     if name.isascii() and name.isdecimal():
-        return len(name) <= _DIGITS and int(name) < count
-    return name.startswith(("GPU-", "MIG-"))
+        return int(name) if len(name) <= _DIGITS and int(name) < len(uuids) else None
+    found = [number for number, uuid in enumerate(uuids) if name.startswith("GPU-") and uuid.startswith(name)]
+    return found[0] if len(found) == 1 else None
