@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import parrot.engine.server
 import parrot.manager.server
 from parrot.cli import main as cli
 from parrot.cli.checks import Check
+from parrot.cli.topics import Topic
 from parrot.config import EngineConfig, ManagerConfig, SchedulerConfig
 from parrot.manager.supervisor import engine_argv
 
@@ -261,6 +263,18 @@ def test_help_on_a_narrow_terminal_has_every_option_in_full(command: str) -> Non
     expected = {"serve": ("--no-shared-prefix-attention", "--published-templates", "--gpus")}
     for option in ("--stall-after-s", "--curve-keys", *expected.get(command, ())):
         assert option in shown
+
+
+@pytest.mark.parametrize("command", ["serve", "manager", "engine"])
+def test_help_has_every_option_under_the_heading_of_its_topic(command: str) -> None:
+    shown = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "80"}).output
+    sections = dict(re.findall(r"^(\S[^\n]*):\n((?: +[^\n]*\n)+)", shown, re.MULTILINE))
+    assert list(sections) == [topic for topic in Topic if topic in sections]
+    for option in typer.main.get_command(cli.app).commands[command].params:  # type: ignore
+        assert option.rich_help_panel in list(Topic), option.name
+        [section] = [name for name, text in sections.items() if re.search(rf"{option.opts[0]}\b(?!-)", text)]
+        assert section == option.rich_help_panel
+    assert "--help" in sections[Topic.PROCESS]
 
 
 def test_an_option_of_several_commands_has_one_default_but_for_the_port_of_engines() -> None:

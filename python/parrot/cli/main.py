@@ -9,19 +9,20 @@ import typer
 
 from ..errors import ParrotError
 from . import demo, doctor, key, model, serve
+from .topics import TopicCommand
 
 app = typer.Typer(
     name="parrot",
     help="Serves LLM applications: whole graphs of prompt templates joined by Semantic Variables.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     add_completion=False,
     rich_markup_mode=None,  # its tables cut option names off where a terminal is narrow
     pretty_exceptions_enable=False,
 )
-app.command()(serve.serve)
-app.command()(serve.manager)
-app.command()(serve.engine)
+app.command(cls=TopicCommand)(serve.serve)
+app.command(cls=TopicCommand)(serve.manager)
+app.command(cls=TopicCommand)(serve.engine)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
 app.add_typer(key.app, name="key")

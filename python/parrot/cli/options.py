@@ -12,36 +12,63 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from ..config import DEFAULT_MODEL, SchedulerConfig
+from .topics import Topic
 
 SCHEDULER_SWITCHES = [item.name for item in dataclasses.fields(SchedulerConfig) if item.type == "bool"]
 MANAGER_SWITCHES = ("early_fill", "graph_eviction")
 SWITCHES = [*SCHEDULER_SWITCHES, *MANAGER_SWITCHES]
 
-Model = Annotated[str, typer.Option(help="smollm2, a Hugging Face directory, or a GGUF file.")]
-Host = Annotated[str, typer.Option(help="Address of the HTTP API.")]
-Port = Annotated[int, typer.Option(help="Port of the HTTP API; 0 takes a free one.")]
+Model = Annotated[
+    str, typer.Option(help="smollm2, a Hugging Face directory, or a GGUF file.", rich_help_panel=Topic.MODEL)
+]
+Host = Annotated[str, typer.Option(help="Address of the HTTP API.", rich_help_panel=Topic.API)]
+Port = Annotated[
+    int, typer.Option(help="Port of the HTTP API; 0 takes a free one.", rich_help_panel=Topic.API)
+]
 EnginePort = Annotated[
     int,
     typer.Option(
         help="Port that engines join at; 0 takes a free one: the line printed when the API answers says "
-        "which, and so does engine_address in the ready file."
+        "which, and so does engine_address in the ready file.",
+        rich_help_panel=Topic.JOINING,
     ),
 ]
-SessionIdle = Annotated[float, typer.Option("--session-idle-s", help="A session ends after so long unused.")]
+SessionIdle = Annotated[
+    float,
+    typer.Option(
+        "--session-idle-s", help="A session ends after so long unused.", rich_help_panel=Topic.SESSIONS
+    ),
+]
 MaxQueuedCalls = Annotated[
-    int, typer.Option(help="Calls that are submitted and not finished; more are refused with a 429.")
+    int,
+    typer.Option(
+        help="Calls that are submitted and not finished; more are refused with a 429.",
+        rich_help_panel=Topic.SCHEDULING,
+    ),
 ]
 Off = Annotated[
     list[str] | None,
-    typer.Option("--off", metavar="NAME", help=f"Do without one of {', '.join(SWITCHES)}; may be repeated."),
+    typer.Option(
+        "--off",
+        metavar="NAME",
+        help=f"Do without one of {', '.join(SWITCHES)}; may be repeated.",
+        rich_help_panel=Topic.SCHEDULING,
+    ),
 ]
 ReadyFile = Annotated[
     Path | None,
-    typer.Option(help="JSON (url, engine_address, local_engine_address, pid) once the API answers."),
+    typer.Option(
+        help="JSON (url, engine_address, local_engine_address, pid) once the API answers.",
+        rich_help_panel=Topic.PROCESS,
+    ),
 ]
 ApiKeys = Annotated[
     Path | None,
-    typer.Option("--api-keys", help="File of `parrot key new`: requests need one of its keys from now on."),
+    typer.Option(
+        "--api-keys",
+        help="File of `parrot key new`: requests need one of its keys from now on.",
+        rich_help_panel=Topic.API,
+    ),
 ]
 PublishedTemplates = Annotated[
     Path | None,
@@ -49,17 +76,32 @@ PublishedTemplates = Annotated[
         "--published-templates",
         help="JSON list of prompts, or lists of messages: the constant text that they begin with is cached "
         "once for all tenants.",
+        rich_help_panel=Topic.SCHEDULING,
     ),
 ]
 Unprotected = Annotated[
-    bool, typer.Option("--unprotected", help="Serve other machines without keys: whoever can reach the port.")
+    bool,
+    typer.Option(
+        "--unprotected",
+        help="Serve other machines without keys: whoever can reach the port.",
+        rich_help_panel=Topic.API,
+    ),
 ]
 EngineHost = Annotated[
-    str, typer.Option(help="Address that engines join at; other than 127.0.0.1 with --curve-keys only.")
+    str,
+    typer.Option(
+        help="Address that engines join at; other than 127.0.0.1 with --curve-keys only.",
+        rich_help_panel=Topic.JOINING,
+    ),
 ]
 CurveKeys = Annotated[
     Path | None,
-    typer.Option("--curve-keys", metavar="DIR", help="Keys of `parrot key curve`: engines join with them."),
+    typer.Option(
+        "--curve-keys",
+        metavar="DIR",
+        help="Keys of `parrot key curve`: engines join with them.",
+        rich_help_panel=Topic.JOINING,
+    ),
 ]
 JournalFile = Annotated[
     Path | None,
@@ -67,17 +109,32 @@ JournalFile = Annotated[
         "--journal",
         help="A file on a local disk that keeps sessions, values and unfinished calls: a service that is "
         "started with it again, also after kill -9, goes on where it was.",
+        rich_help_panel=Topic.SESSIONS,
     ),
 ]
 DrainGrace = Annotated[
-    float, typer.Option("--drain-grace-s", help="What running calls have to finish after SIGTERM.")
+    float,
+    typer.Option(
+        "--drain-grace-s",
+        help="What running calls have to finish after SIGTERM.",
+        rich_help_panel=Topic.FAULTS,
+    ),
 ]
 StallAfter = Annotated[
     float,
-    typer.Option("--stall-after-s", help="Calls that make no step for so long run elsewhere."),
+    typer.Option(
+        "--stall-after-s",
+        help="Calls that make no step for so long run elsewhere.",
+        rich_help_panel=Topic.FAULTS,
+    ),
 ]
 MaxRetries = Annotated[
-    int, typer.Option("--max-retries", help="How often a call runs again whose engine was lost.")
+    int,
+    typer.Option(
+        "--max-retries",
+        help="How often a call runs again whose engine was lost.",
+        rich_help_panel=Topic.FAULTS,
+    ),
 ]
 Aging = Annotated[
     float,
@@ -85,52 +142,89 @@ Aging = Annotated[
         "--aging-s",
         help="How long work that nobody waits for lets other calls pass; an application keeps the place of "
         "its arrival until its calls have run for six times as long. More for long applications.",
+        rich_help_panel=Topic.SCHEDULING,
     ),
 ]
 ParentPipe = Annotated[
-    bool, typer.Option("--parent-pipe", help="End when standard input ends, with whoever holds it.")
+    bool,
+    typer.Option(
+        "--parent-pipe",
+        help="End when standard input ends, with whoever holds it.",
+        rich_help_panel=Topic.PROCESS,
+    ),
 ]
-Device = Annotated[str, typer.Option(help="cpu or cuda:N.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda:N.", rich_help_panel=Topic.MODEL)]
 Dtype = Annotated[
-    str, typer.Option(help="float32, bfloat16, float16; auto: float32 on a CPU, a half on a GPU.")
+    str,
+    typer.Option(
+        help="float32, bfloat16, float16; auto: float32 on a CPU, a half on a GPU.",
+        rich_help_panel=Topic.MODEL,
+    ),
 ]
 DummyWeights = Annotated[
-    bool, typer.Option("--dummy-weights", help="Random weights: a directory without any will do; for timing.")
+    bool,
+    typer.Option(
+        "--dummy-weights",
+        help="Random weights: a directory without any will do; for timing.",
+        rich_help_panel=Topic.MODEL,
+    ),
 ]
 BackendName = Annotated[
     str,
-    typer.Option("--backend", help="native (own kernels), triton, torch, or auto: the first that can."),
+    typer.Option(
+        "--backend",
+        help="native (own kernels), triton, torch, or auto: the first that can.",
+        rich_help_panel=Topic.TUNING,
+    ),
 ]
 SharedPrefixAttention = Annotated[
     bool,
     typer.Option(
         "--shared-prefix-attention/--no-shared-prefix-attention",
         help="Decodes read a prefix that they share once per step (native backend).",
+        rich_help_panel=Topic.TUNING,
     ),
 ]
 NumBlocks = Annotated[
-    int | None, typer.Option(help="KV blocks of 16 tokens; by default as many as fit in memory.")
+    int | None,
+    typer.Option(
+        help="KV blocks of 16 tokens; by default as many as fit in memory.", rich_help_panel=Topic.TUNING
+    ),
 ]
 MaxBatchSize = Annotated[
-    int | None, typer.Option(help="Sequences in one step; by default 64 on a CPU, 128 or 256 on a GPU.")
+    int | None,
+    typer.Option(
+        help="Sequences in one step; by default 64 on a CPU, 128 or 256 on a GPU.",
+        rich_help_panel=Topic.TUNING,
+    ),
 ]
 MaxBatchTokens = Annotated[
     int | None,
     typer.Option(
-        help="Tokens of one step, prefill and decode; by default 512 on a CPU, 2048 to 16384 on a GPU."
+        help="Tokens of one step, prefill and decode; by default 512 on a CPU, 2048 to 16384 on a GPU.",
+        rich_help_panel=Topic.TUNING,
     ),
 ]
 Overlap = Annotated[
-    bool, typer.Option("--overlap/--no-overlap", help="Plan the next step of a GPU while one runs.")
+    bool,
+    typer.Option(
+        "--overlap/--no-overlap",
+        help="Plan the next step of a GPU while one runs.",
+        rich_help_panel=Topic.TUNING,
+    ),
 ]
 CudaGraphs = Annotated[
     bool,
     typer.Option(
         "--cuda-graphs/--no-cuda-graphs",
         help="Record decode steps of a GPU once for each size and replay them (backends native and triton).",
+        rich_help_panel=Topic.TUNING,
     ),
 ]
-NumThreads = Annotated[int | None, typer.Option(help="CPU threads of an engine; by default one per core.")]
+NumThreads = Annotated[
+    int | None,
+    typer.Option(help="CPU threads of an engine; by default one per core.", rich_help_panel=Topic.TUNING),
+]
 Simulate = Annotated[
     Path | None,
     typer.Option(
@@ -138,9 +232,15 @@ Simulate = Annotated[
         metavar="FILE",
         help="Without a model: steps take the time of this cost model, and the text is made up. "
         "--model still names the tokenizer.",
+        rich_help_panel=Topic.MODEL,
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what is wrong.")]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Log what happens, not only what is wrong.", rich_help_panel=Topic.PROCESS
+    ),
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from .options import (
     ManagerOptions,
     with_options,
 )
+from .topics import Topic
 
 
 @with_options(CommonOptions, ManagerOptions, EngineOptions, engine_port=0)
@@ -28,12 +29,15 @@ def serve(
     manager: ManagerOptions,
     engine: EngineOptions,
     *,
-    engines: Annotated[int, typer.Option(help="Engine processes to start and keep alive.")] = 1,
+    engines: Annotated[
+        int, typer.Option(help="Engine processes to start and keep alive.", rich_help_panel=Topic.MODEL)
+    ] = 1,
     gpus: Annotated[
         str | None,
         typer.Option(
             metavar="all|N,N",
             help="One engine on every GPU, or on those named, in place of --engines and --device.",
+            rich_help_panel=Topic.MODEL,
         ),
     ] = None,
 ) -> None:
@@ -84,24 +88,43 @@ def engine(
     common: CommonOptions,
     options: EngineOptions,
     *,
-    manager: Annotated[str, typer.Option(help="Address to join, such as tcp://127.0.0.1:8643.")],
+    manager: Annotated[
+        str,
+        typer.Option(help="Address to join, such as tcp://127.0.0.1:8643.", rich_help_panel=Topic.JOINING),
+    ],
     name: Annotated[
         str,
         typer.Option(
             default_factory=own_engine_name,
             show_default="the host and a random suffix",
             help="Name of the engine. One that starts under the name of another takes its place.",
+            rich_help_panel=Topic.JOINING,
         ),
     ],
     manager_timeout_s: Annotated[
-        float, typer.Option("--manager-timeout-s", help="End after so long without word from the manager.")
+        float,
+        typer.Option(
+            "--manager-timeout-s",
+            help="End after so long without word from the manager.",
+            rich_help_panel=Topic.FAULTS,
+        ),
     ] = 60.0,
     parent_pid: Annotated[
-        int | None, typer.Option("--parent-pid", help="End with this process, which must be the parent.")
+        int | None,
+        typer.Option(
+            "--parent-pid",
+            help="End with this process, which must be the parent.",
+            rich_help_panel=Topic.PROCESS,
+        ),
     ] = None,
     write_cost: Annotated[
         Path | None,
-        typer.Option("--write-cost", metavar="FILE", help="Store what the engine measures at its start."),
+        typer.Option(
+            "--write-cost",
+            metavar="FILE",
+            help="Store what the engine measures at its start.",
+            rich_help_panel=Topic.MODEL,
+        ),
     ] = None,
 ) -> None:
     """Run one engine and join a manager."""
