@@ -25,7 +25,7 @@ from rich.table import Table
 
 import parrot as P
 from parrot.cli.measure import Run, engine_views, run_parrot, run_twin, start_service, warm_up
-from parrot.cli.network import RoundTrip
+from parrot.cli.network import RoundTrip, SharedRoundTrip
 from parrot.config import DEFAULT_MODEL
 from parrot.models import resolve_model
 
@@ -86,30 +86,33 @@ def run(quick: bool) -> dict[str, Any]:
         Workload("chain", chain_summary, chain, chain, True),
         Workload("map-reduce", map_reduce_summary, parallel, 2, False),
     ]
-    url = start_service(RTT_S)
+    network = SharedRoundTrip(RTT_S)
+    url = start_service(network)
     text = load_text()
-    warm_up(url, map_reduce_summary)
+    warm_up(url, map_reduce_summary, network)
     results = []
     for workload in workloads:
         parts = split_text(text, DEFAULT_MODEL, workload.num_chunks, CHUNK_TOKENS)
         measured = Measured()
         for index in range(num_runs):
-            _measure_pair(url, workload, parts, index, measured)
+            _measure_pair(url, network, workload, parts, index, measured)
         results.append(_judge(workload, measured))
     _print_table(results)
     return {"ok": all(result["ok"] for result in results), "workloads": results}
 
 
-def _measure_pair(url: str, workload: Workload, parts: list[str], index: int, measured: Measured) -> None:
+def _measure_pair(
+    url: str, network: SharedRoundTrip, workload: Workload, parts: list[str], index: int, measured: Measured
+) -> None:
     """Both sides once, in turns as to who goes first, then the comparison of their texts."""
     titles = [f"Chapter {100 + 2 * index + side}: compound statements" for side in (0, 1)]
     recorder = Recorder(RTT_S)
 
     def parrot(title: str) -> Run:
-        return run_parrot(url, lambda: workload.example.with_parrot(title, parts, OUTPUTS))
+        return run_parrot(url, lambda: workload.example.with_parrot(title, parts, OUTPUTS), network)
 
-    def twin(title: str, transport: httpx.AsyncBaseTransport) -> Run:
-        return run_twin(url, lambda c: workload.example.with_openai(c, title, parts, OUTPUTS), transport)
+    def twin(title: str, own: RoundTrip) -> Run:
+        return run_twin(url, lambda c: workload.example.with_openai(c, title, parts, OUTPUTS), own)
 
     def time_parrot() -> Run:
         before_us = _busy_us(url)

@@ -39,7 +39,7 @@ def test_calls_that_do_not_appear_do_not_hang(
 
 def test_runnable_time_is_from_the_first_ready_to_the_last_finished() -> None:
     calls = (make_call("a", 0, 10, 20, 30, 40), make_call("b", 0, 5, 41, 50, 95))
-    run = Run(("x", "y"), 0, 200, calls)
+    run = Run(("x", "y"), 0, 200, calls, 2)
     assert run.runnable_us == 90
     assert run.makespan_s == pytest.approx(200e-6)
 
@@ -47,12 +47,12 @@ def test_runnable_time_is_from_the_first_ready_to_the_last_finished() -> None:
 @pytest.mark.parametrize(("one_trip", "count"), [(True, 2), (False, 6)])
 def test_the_round_trip_is_drawn_once_or_around_every_call(one_trip: bool, count: int) -> None:
     calls = tuple(make_call(f"c{i}", 100, 100, 110, 120, 130 + i) for i in range(3))
-    track = to_track(Run(("",) * 3, 0, 300, calls), "way", "note", rtt_us=80, one_trip=one_trip)
+    track = to_track(Run(("",) * 3, 0, 300, calls, 3), "way", "note", rtt_us=80, one_trip=one_trip)
     phases = [phase for trips in track.trips.values() for phase in trips]
     assert len(phases) == count
     assert {phase.end_us - phase.begin_us for phase in phases} == {40}
 
 
 def test_no_network_is_drawn_without_a_round_trip() -> None:
-    run = Run(("",), 0, 30, (make_call("c", 0, 1, 2, 3, 4),))
+    run = Run(("",), 0, 30, (make_call("c", 0, 1, 2, 3, 4),), 1)
     assert not any(to_track(run, "way", "note", rtt_us=0, one_trip=False).trips.values())

@@ -13,13 +13,16 @@ RTT_S = 0.2
 
 
 def took_s(transport: type[RoundTrip], *requests: tuple[str, dict[str, str]]) -> float:
-    """Simulated seconds that the requests take, one after the other; the service answers at once."""
+    """Simulated seconds that the requests take, one after the other; the service answers at once. All of them
+    are counted."""
     inner = httpx.MockTransport(lambda _request: httpx.Response(200))
 
     async def send(loop: SimulatedLoop) -> float:
-        async with httpx.AsyncClient(transport=transport(RTT_S, inner)) as client:
+        network = transport(RTT_S, inner)
+        async with httpx.AsyncClient(transport=network) as client:
             for path, body in requests:
                 await client.post(f"http://service{path}", content=json.dumps(body))
+            assert network.num_requests == len(requests)
             return loop.time()
 
     return run_simulated(send)

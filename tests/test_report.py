@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -12,7 +13,7 @@ from parrot.cli.report import print_calls, print_times
 from test_timeline import make_call
 
 CALLS = tuple(make_call("summarise_part", 0, 0, 100_000 * i, 200_000 * i, 900_000) for i in range(1, 13))
-RUN = Run(("text",) * 12, 0, 1_000_000, CALLS)
+RUN = Run(("text",) * 12, 0, 1_000_000, CALLS, 3)
 
 
 @pytest.mark.parametrize("width", [80, 130])
@@ -36,7 +37,7 @@ def test_bars_lie_where_the_call_ran() -> None:
 
 def test_both_times_are_printed_with_their_requests() -> None:
     console = Console(file=io.StringIO(), width=80)
-    print_times(console, RUN, RUN, 250)
+    print_times(console, RUN, replace(RUN, num_requests=12), 250)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert [line.split()[-3:] for line in text.splitlines()[1:3]] == [["1.00", "s", "2"], ["1.00", "s", "12"]]
+    assert [line.split()[-3:] for line in text.splitlines()[1:3]] == [["1.00", "s", "3"], ["1.00", "s", "12"]]
     assert "250 ms" in text

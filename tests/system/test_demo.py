@@ -40,6 +40,10 @@ def test_the_demo_prints_summary_times_and_calls_and_draws_every_call(tmp_path: 
     assert ended == ["Parrot", "client-orchestrated twin"], "progress without a terminal"
     for word in ("Parrot", "client-orchestrated twin", "summarise_part 3", "combine", "engine-0", "20 ms"):
         assert word in output
+    requests = re.findall(r"^(Parrot|client-orchestrated twin) .* s +(\d+) *$", output, re.MULTILINE)
+    assert requests == [("Parrot", "2"), ("client-orchestrated twin", "4")]
+    for way, count in requests:
+        assert re.search(f"{count} requests, ", (tmp_path / "picture.svg").read_text()), way
     drawing = ET.parse(tmp_path / "picture.svg").getroot()
     decodes = [rect for rect in drawing.iter(f"{SVG}rect") if rect.get("class") == "decode" and len(rect)]
     assert len(decodes) == 2 * 4, "three parts and a combination, twice"

@@ -24,7 +24,7 @@ from ..errors import SetupError
 from ..models import install_model
 from ..timeline import render_svg
 from .measure import Run, ended_calls, engine_views, run_parrot, run_twin, start_service, to_track, warm_up
-from .network import RoundTrip
+from .network import RoundTrip, SharedRoundTrip
 from .report import print_calls, print_times
 
 _CHUNK_TOKENS = 237
@@ -50,13 +50,14 @@ def run_demo(options: DemoOptions) -> None:
     title = options.file.name if options.file else document.DEFAULT_TITLE
     outputs = P.Output(max_tokens=options.max_tokens)
     rtt_s = options.rtt_ms / 1000
+    network = SharedRoundTrip(rtt_s)
     with _progress(console) as progress:
-        url, engines = _start_service(progress, rtt_s)
+        url, engines = _start_service(progress, network)
         parts = document.split_text(text, DEFAULT_MODEL, options.chunks, _CHUNK_TOKENS)
-        _warm_up(progress, url, example)
+        _warm_up(progress, url, example, network)
         # A title of its own for each run, so that neither finds the other's prompts in the cache.
         with _count_calls(progress, url, "Parrot", len(parts) + 1):
-            parrot = run_parrot(url, lambda: example.with_parrot(f"{title} (1)", parts, outputs))
+            parrot = run_parrot(url, lambda: example.with_parrot(f"{title} (1)", parts, outputs), network)
         with _count_calls(progress, url, "client-orchestrated twin", len(parts) + 1):
             twin = run_twin(
                 url,
@@ -101,21 +102,21 @@ def load_examples() -> tuple[ModuleType, ModuleType]:
     return importlib.import_module("map_reduce_summary"), importlib.import_module("document")
 
 
-def _start_service(progress: Progress, rtt_s: float) -> tuple[str, tuple[EngineView, ...]]:
-    """An embedded service that Parrot's client reaches over the emulated network; waits for its engine."""
+def _start_service(progress: Progress, network: SharedRoundTrip) -> tuple[str, tuple[EngineView, ...]]:
+    """An embedded service that Parrot's client reaches over ``network``; waits for its engine."""
     task = progress.add_task("model", total=1.0)
     install_model(DEFAULT_MODEL, lambda step, done: progress.update(task, completed=done, description=step))
     progress.update(task, completed=1.0, description="model is there", visible=False)
     task = progress.add_task("starting manager and engine", total=None)
-    url = start_service(rtt_s)
+    url = start_service(network)
     progress.update(task, visible=False)
     _print_plain(progress, "manager and engine are up")
     return url, engine_views(url)
 
 
-def _warm_up(progress: Progress, url: str, example: ModuleType) -> None:
+def _warm_up(progress: Progress, url: str, example: ModuleType, network: SharedRoundTrip) -> None:
     task = progress.add_task("first steps of both clients", total=None)
-    warm_up(url, example)
+    warm_up(url, example, network)
     progress.update(task, visible=False)
 
 
@@ -161,11 +162,17 @@ def _progress(console: Console) -> Progress:
 def _draw(options: DemoOptions, heading: str, parrot: Run, twin: Run) -> None:
     rtt_us = options.rtt_ms * 1000
     tracks = [
-        to_track(parrot, "Parrot", "the graph in one request, one round trip", rtt_us, one_trip=True),
+        to_track(
+            parrot,
+            "Parrot",
+            f"{parrot.num_requests} requests, a submit, and a get while calls run: one round trip",
+            rtt_us,
+            one_trip=True,
+        ),
         to_track(
             twin,
             "Client-orchestrated twin",
-            "one round trip per call; numbered as they arrived",
+            f"{twin.num_requests} requests, a round trip around each call; numbered as they arrived",
             rtt_us,
             one_trip=False,
         ),

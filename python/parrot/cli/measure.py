@@ -28,12 +28,14 @@ _SETTLE_S = 2.0  # a call is listed once its engine says that it left, shortly a
 @dataclass(frozen=True, slots=True)
 class Run:
     """``texts`` are all outputs in the order of their calls, the answer last. Times are microseconds of
-    CLOCK_MONOTONIC, which client and manager share on one machine."""
+    CLOCK_MONOTONIC, which client and manager share on one machine. ``num_requests`` are those that the client
+    sent for the answer."""
 
     texts: tuple[str, ...]
     begin_us: int
     end_us: int
     calls: tuple[CallView, ...]
+    num_requests: int
 
     @property
     def makespan_s(self) -> float:
@@ -48,10 +50,10 @@ class Run:
         return max(finished) - min(ready)
 
 
-def start_service(rtt_s: float) -> str:
-    """The URL of an embedded service with a ready engine; this process's Parrot client reaches it over an
-    emulated network. Raises :class:`SetupError` if it cannot start."""
-    url = P.connect(transport=SharedRoundTrip(rtt_s)).url
+def start_service(network: SharedRoundTrip) -> str:
+    """The URL of an embedded service with a ready engine; this process's Parrot client reaches it over
+    ``network``. Raises :class:`SetupError` if it cannot start."""
+    url = P.connect(transport=network).url
     deadline = time.monotonic() + _READY_S
     while httpx.get(url + "/ready", trust_env=False).status_code != 200:
         if time.monotonic() > deadline:
@@ -60,42 +62,49 @@ def start_service(rtt_s: float) -> str:
     return url
 
 
-def run_parrot(url: str, application: Callable[[], list[P.SemanticVariable]]) -> Run:
-    """Time ``application``, whose last variable is the answer; the other outputs are fetched afterwards."""
+def run_parrot(
+    url: str, application: Callable[[], list[P.SemanticVariable]], network: SharedRoundTrip
+) -> Run:
+    """Time ``application``, whose last variable is the answer; the other outputs are fetched afterwards.
+    ``network`` is that of :func:`start_service`."""
+    num_before = network.num_requests
     begin_us = time.monotonic_ns() // 1000
     variables = application()
     variables[-1].get(perf=P.LATENCY)
     end_us = time.monotonic_ns() // 1000
+    num_requests = network.num_requests - num_before
     texts = P.gather(*variables)
-    return Run(texts, begin_us, end_us, wait_for_calls(url, begin_us, len(texts)))
+    return Run(texts, begin_us, end_us, wait_for_calls(url, begin_us, len(texts)), num_requests)
 
 
 def run_twin(
     url: str,
     application: Callable[[AsyncOpenAI], Awaitable[list[str]]],
-    transport: httpx.AsyncBaseTransport,
+    network: RoundTrip,
 ) -> Run:
-    """Time ``application``, which returns all outputs, the answer last; its client sends through
-    ``transport``."""
+    """Time ``application``, which returns all outputs, the answer last; its client, a new one, sends through
+    ``network``."""
     from openai import AsyncOpenAI
 
     async def run() -> tuple[int, list[str], int]:
         # The openai client takes httpx clients whichever HTTP package its own version types them with.
-        http: Any = httpx.AsyncClient(transport=transport, timeout=600)
+        http: Any = httpx.AsyncClient(transport=network, timeout=600)
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=http) as client:
             begin_us = time.monotonic_ns() // 1000
             texts = await application(client)
             return begin_us, texts, time.monotonic_ns() // 1000
 
+    num_before = network.num_requests
     begin_us, texts, end_us = asyncio.run(run())
-    return Run(tuple(texts), begin_us, end_us, wait_for_calls(url, begin_us, len(texts)))
+    num_requests = network.num_requests - num_before
+    return Run(tuple(texts), begin_us, end_us, wait_for_calls(url, begin_us, len(texts)), num_requests)
 
 
-def warm_up(url: str, example: ModuleType) -> None:
+def warm_up(url: str, example: ModuleType, network: SharedRoundTrip) -> None:
     """A short run of ``example`` (``with_parrot``, ``with_openai``) from both clients, so that whoever goes
     first later pays for no import, connection or first step of an engine."""
     outputs = P.Output(max_tokens=8, ignore_eos=True)
-    run_parrot(url, lambda: example.with_parrot("Warm-up", ["text"], outputs))
+    run_parrot(url, lambda: example.with_parrot("Warm-up", ["text"], outputs), network)
     run_twin(url, lambda client: example.with_openai(client, "Warm-up", ["text"], outputs), RoundTrip(0))
 
 

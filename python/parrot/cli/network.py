@@ -15,14 +15,16 @@ import httpx
 
 
 class RoundTrip(httpx.AsyncBaseTransport):
-    """Half of ``rtt_s`` seconds before each request and half after its answer."""
+    """Half of ``rtt_s`` seconds before each request and half after its answer; ``num_requests`` were sent."""
 
     def __init__(self, rtt_s: float, inner: httpx.AsyncBaseTransport | None = None) -> None:
+        self.num_requests = 0
         self._half_s = rtt_s / 2
         self._inner = inner or httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send ``request`` over the emulated network."""
+        self.num_requests += 1
         await asyncio.sleep(self._half_s)
         response = await self._inner.handle_async_request(request)
         await asyncio.sleep(self._half_s)
@@ -43,6 +45,7 @@ class SharedRoundTrip(RoundTrip):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send ``request`` over the emulated network."""
+        self.num_requests += 1
         is_get = request.url.path.endswith("/get")
         if not is_get or self._is_repeated(request):
             await asyncio.sleep(self._half_s)
