@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,20 @@ def test_models_are_listed_with_what_is_missing(monkeypatch: pytest.MonkeyPatch,
 def test_the_version_is_printed() -> None:
     result = CliRunner().invoke(cli.app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"parrot {parrot.__version__}\n")
+
+
+def test_python_m_parrot_is_parrot() -> None:
+    """Its errors too, which are made one line outside of the typer application."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "parrot", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert run("--version").stdout == f"parrot {parrot.__version__}\n"
+    assert "Usage: python -m parrot serve" in run("serve", "--help").stdout
+    failed = run("model", "path", "no-such-model")
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("error: there is no model 'no-such-model'")
 
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["manager"], ["engine"], ["model"], ["model", "path"]])
