@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from service_process import ServiceProcess, call_body, kill, service, wait_for
+
+from prefix_batches import Batch, relative_error
 
 NUM_GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 2, reason="needs two CUDA GPUs")]
@@ -46,6 +49,20 @@ def test_every_gpu_has_an_engine_and_all_give_the_same_values(slow_model: Path, 
         again = wait_for(lambda: _restarted(running, killed))
         assert again["device"] == killed["device"]
         assert values(running, 8, 24) == expected
+
+
+@pytest.mark.parametrize("implementation", ["cuda", "triton"])
+def test_attention_runs_on_a_gpu_that_is_not_the_current_one(implementation: str) -> None:
+    another = torch.device("cuda", 1)
+    assert torch.cuda.current_device() == 0
+    batch = Batch(3, 8, 2, 128, torch.float16, [(40, 5), (0, 2)], [1, 17, 40], device=another)
+    kernel = batch.make_kernel(implementation)
+    output = torch.full_like(batch.query, nan)
+    for _ in range(2):
+        kernel.plan(batch.block_tables, batch.seq_lens)
+        kernel(batch.query, batch.key_cache, batch.value_cache, output, 0.1)
+    assert relative_error(output, batch.reference(0.1)) <= 1e-3
+    assert torch.cuda.current_device() == 0
 
 
 def _used(running: ServiceProcess, least: int) -> list[dict[str, Any]] | None:

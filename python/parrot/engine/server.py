@@ -147,7 +147,7 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
     num_threads = config.num_threads or num_physical_cores()
     torch.set_num_threads(num_threads)
     set_cpu_threads(num_threads)
-    device = _device(config.device)
+    device = _take_device(config.device)
     directory = resolve_model(config.model, weights=not config.dummy_weights)
     dtype = choose_dtype(config.dtype, device, directory)
     tokenizer = Tokenizer.load(directory)
@@ -201,7 +201,9 @@ def _model_info(
     )
 
 
-def _device(name: str) -> torch.device:
+def _take_device(name: str) -> torch.device:
+    """The device by its name, and the current one of this thread from now on: kernels are launched there,
+    wherever their tensors are."""
     import torch
 
     device = torch.device(name)
@@ -211,6 +213,8 @@ def _device(name: str) -> torch.device:
             "devices; choose another device, or install a CUDA build of torch",
             param="device",
         )
+    if device.index is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
     return device
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import _core
 from .staging import Staging
-from .tensor_checks import check_dtype, check_int32, check_tensor, with_index
+from .tensor_checks import check_dtype, check_int32, check_tensor, made_current, with_index
 
 I32 = npt.NDArray[np.int32]
 Implementation = Literal["cuda", "triton"]
@@ -229,7 +229,8 @@ class SharedPrefixAttention:
         The kernel launched just before may write the query and blocks of a single request, not a block that
         two requests share: those are read while it still runs."""
         self._check(query, key_cache, value_cache, output)
-        self._launch(query, key_cache, value_cache, output, scale)
+        with made_current(self._device):
+            self._launch(query, key_cache, value_cache, output, scale)
 
     def _launch_cuda(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, output: Tensor, scale: float

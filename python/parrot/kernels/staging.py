@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .tensor_checks import made_current
+
 I32 = npt.NDArray[np.int32]
 _ALIGNMENT = 4  # elements: kernels read fields of 16 bytes at once
 
@@ -43,6 +45,7 @@ class Staging:
         """One copy, on the current stream and not waited for: every section before ``last``, and ``count``
         elements of that one."""
         end = self._starts[last] + count
-        self._device[:end].copy_(self._host[:end], non_blocking=True)
-        if self._uploaded is not None:
-            self._uploaded.record()
+        with made_current(self._device.device):  # whose stream the event is recorded on
+            self._device[:end].copy_(self._host[:end], non_blocking=True)
+            if self._uploaded is not None:
+                self._uploaded.record()

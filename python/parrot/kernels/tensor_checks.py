@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+_AS_IT_IS = nullcontext()
 _ALIGNMENT = 16  # bytes that a kernel reads at once
 
 
@@ -18,6 +20,14 @@ def with_index(device: torch.device | str) -> torch.device:
     if device.type != "cuda":
         return device
     return torch.empty(0, device=device).device  # asked of torch: its type says that there is always an index
+
+
+def made_current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes ``device``, with its number, the current one meanwhile if it is another: kernels are launched on
+    the current GPU, wherever their tensors are."""
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return _AS_IT_IS
+    return torch.cuda.device(device)
 
 
 def fits(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
