@@ -7,6 +7,7 @@ import logging
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +16,8 @@ from manager_harness import CHAIN, Manager, last_word, run, until
 from parrot import api, errors, wire
 from parrot.api import SamplingBody
 from parrot.manager.slices import run_whole
+from parrot.manager.transform_worker import TransformWorker
+from parrot.manager.transforms import Failure, Work
 
 
 def test_cancelling_stops_the_running_call_and_late_replies_are_ignored(tiny_model: Path) -> None:
@@ -152,6 +155,37 @@ def test_draining_refuses_new_work_and_waits_for_what_runs(tiny_model: Path) -> 
         await engine.answer(engine.dispatches[0])
         await asyncio.wait_for(drained, 120.0)
         assert await manager.get(session, "a") == "hello!"
+
+    run(tiny_model, scenario)
+
+
+def test_draining_waits_for_a_value_that_is_still_transformed_and_for_what_reads_it(tiny_model: Path) -> None:
+    lines = [{"op": "lines", "bullets": True}, {"op": "item", "index": -1}]
+    text = "\n".join(f"{number}. word" for number in range(5000))
+    calls = (
+        prompt_call("first", "List {{output:x}}", write("x", transforms=lines)),
+        prompt_call("second", "Say {{input:x}} {{output:y}}", read("x")),
+    )
+
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(lambda prompt: text if "List" in prompt else "last")
+        worker, may_work = manager.executor.deferrals.worker, asyncio.Event()
+
+        async def work_later(work: Work) -> tuple[str | Failure, float]:
+            await may_work.wait()
+            return await TransformWorker.run(worker, work)
+
+        with patch.object(worker, "run", work_later):
+            session = manager.submit(*calls)
+            await until(lambda: manager.executor.deferrals.num_pending == 1)
+            await until(lambda: manager.executor.dispatcher.num_busy == 0)
+            drained = asyncio.create_task(manager.executor.drain(600.0))
+            await asyncio.sleep(0.01)
+            assert not drained.done()
+            may_work.set()
+            await asyncio.wait_for(drained, 120.0)
+        assert len(engine.dispatches) == 2
+        assert await manager.get(session, "y", timeout_ms=0) == "last"
 
     run(tiny_model, scenario)
 

@@ -55,6 +55,22 @@ def test_one_living_engine_is_enough(tiny_model: Path) -> None:
     run(tiny_model, scenario)
 
 
+def test_calls_that_wait_for_a_silent_engine_go_there_once_it_is_heard_again(tiny_model: Path) -> None:
+    """At once: nothing else happens that would place them."""
+
+    async def scenario(manager: Manager) -> None:
+        engine = await manager.add_engine(last_word)
+        engine.is_mute = True
+        await until(lambda: manager.registry.usable == [])
+        session = manager.submit(CHAIN[0])
+        assert await manager.get(session, "a", timeout_ms=100) is None
+        assert manager.executor.dispatcher.num_queued == 1
+        engine.is_mute = False
+        assert await manager.get(session, "a", timeout_ms=10_000) == "hello!"
+
+    run(tiny_model, scenario, silent_beats=5, stall_after_s=600.0)
+
+
 def test_calls_of_a_lost_engine_run_again_elsewhere(tiny_model: Path) -> None:
     async def scenario(manager: Manager) -> None:
         first = await manager.add_engine(held=True)
