@@ -124,3 +124,11 @@ def test_every_id_can_be_drawn_wherever_parts_and_tiles_of_a_row_end(vocab_size)
     assert drawn(shares_of, targets, [1.0] * len(edges), rows=rows) == edges
     limits = [None, [len(edges)] * len(edges), [1.0] * len(edges)]
     assert drawn(shares_of, targets, [1.0] * len(edges), *limits, rows=rows) == edges
+
+
+def test_equal_weights_are_counted_from_tile_to_tile_of_a_part():
+    logits = torch.zeros(1, 70_000)  # parts of 2240 ids, tiles of 2048
+    logits[0, 2239] = 1.0
+    limits = [None, [2050], [1.0]]  # that one, and the first 2049 of the others
+    assert drawn(logits, [1 - 2**-53], [1.0], *limits) == [2239]
+    assert drawn(logits, [2048.5 / (2049 + e)], [1.0], *limits) == [2048]
