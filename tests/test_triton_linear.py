@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import nan
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 pytest.importorskip("triton")
+
+from triton.runtime.interpreter import InterpreterBuilder
 
 from parrot.kernels.triton_linear import MAX_ROWS, FewRowProducts, goes_by_row, rows_tiling
 
@@ -95,6 +100,31 @@ def test_products_are_those_of_float64(case: Case, num_rows: int, dtype: torch.d
     error = (first.double() - expected).norm() / expected.norm()
     assert error <= TOLERANCES[dtype]
     assert torch.equal(case.compute(products, *tensors), first)  # counters are zero again
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="watches loads in Triton's interpreter")
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_nothing_behind_rows_weight_and_bias_is_read(
+    case: Case, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes are seldom whole tiles. What is read too much is not stored, so that no result shows it."""
+    read: list[npt.NDArray[np.uint64]] = []
+    load = InterpreterBuilder.create_masked_load
+
+    def watched(builder: Any, pointers: Any, mask: Any, *others: Any) -> Any:
+        read.append(pointers.data[mask.data])
+        return load(builder, pointers, mask, *others)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", watched)
+    tensors = case.tensors(num_rows, DTYPES[0])
+    case.compute(FewRowProducts(DEVICE), *tensors)
+    addresses = np.concatenate(read)
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        end = tensor.data_ptr() + tensor.nbytes
+        assert end < storage.data_ptr() + storage.nbytes()
+        assert not np.any((end <= addresses) & (addresses < storage.data_ptr() + storage.nbytes()))
 
 
 @pytest.mark.parametrize("case", CASES[2:5], ids=str)
