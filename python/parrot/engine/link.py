@@ -140,6 +140,8 @@ class Link:
         # The socket's descriptor tells of an arrival once, and the send may be what took note of it.
         if has_arrived:
             os.eventfd_write(self._wake, 1)
+        # ZeroMQ's thread may be waiting for this very processor, and the next step can wait for it.
+        os.sched_yield()
 
     def drain(self, reason: str) -> None:
         """Ask the loop to finish what it has and end, within ``drain_grace_s``; asked again, to end at once.
@@ -208,8 +210,10 @@ class Link:
         while not self._is_closing:
             for timer in timers:
                 timer.run_if_due()
-            self._receive_all()
-            if any(descriptor == self._wake for descriptor, _ in poller.poll(poll_ms)):
+            self._receive_all()  # what a send of a timer took note of
+            ready = poller.poll(poll_ms)
+            self._receive_all()  # before anything else: it may be a call
+            if any(descriptor == self._wake for descriptor, _ in ready):
                 os.eventfd_read(self._wake)
 
     def _timers(self) -> list[_Timer]:
@@ -224,20 +228,29 @@ class Link:
         ]
 
     def _receive_all(self) -> None:
-        while (frame := self._next()) is not None:
-            try:
-                self._receive(wire.decode_to_engine(frame))
-            except wire.WireError as error:
-                self.num_dropped += 1
-                log.warning("dropped frame %d of the manager: %s", self.num_dropped, error.message[:300])
+        while frames := self._next():
+            for frame in frames:
+                try:
+                    self._receive(wire.decode_to_engine(frame))
+                except wire.WireError as error:
+                    self.num_dropped += 1
+                    log.warning("dropped frame %d of the manager: %s", self.num_dropped, error.message[:300])
 
     def _has_arrived(self) -> bool:
         return bool(cast(int, self._dealer.getsockopt(_EVENTS)) & _ARRIVED)
 
-    def _next(self) -> bytes | None:
-        """The next frame, which may be one of several that came as one message."""
+    def _next(self) -> list[bytes]:
+        """The frames that came as one message; none if there is no message."""
         with self._lock:
-            return self._dealer.recv(_NOW) if self._has_arrived() else None
+            try:
+                part = self._dealer.recv(_NOW, copy=False)
+            except zmq.Again:
+                return []
+            frames = [part.bytes]
+            while part.more:
+                part = self._dealer.recv(_NOW, copy=False)
+                frames.append(part.bytes)
+        return frames
 
     def _receive(self, message: wire.ToEngine) -> None:
         if isinstance(message, wire.Ping):

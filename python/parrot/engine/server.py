@@ -8,10 +8,11 @@ import queue
 import secrets
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
-from .. import wire
+from .. import huge_pages, wire
 from ..config import EngineConfig
 from ..curve import load_engine_keys
 from ..errors import DuplicateRequest, SetupError
@@ -68,6 +69,7 @@ def run_engine(config: EngineConfig, *, link_type: type[Link] = Link) -> None:
         )
     log.info("engine %s asks the manager at %s to join", config.name, config.manager_address)
     link.start()
+    threading.Thread(target=huge_pages.gather, name="huge-pages", daemon=True).start()
     stop = _serve(engine, link, register.epoch, config.stall_after_s)
     level = logging.WARNING if stop.exit_code else logging.INFO
     log.log(level, "engine %s ends: %s", config.name, stop.reason)

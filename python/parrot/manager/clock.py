@@ -6,38 +6,32 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Clock = Callable[[], int]  # microseconds
+Clock = Callable[[], int]
 
 _WINDOW_US = 60_000_000
-
-
-def _monotonic_us() -> int:
-    return time.monotonic_ns() // 1000
-
-
-_clock: Clock = _monotonic_us
+_clock_ns: Clock = time.monotonic_ns
 
 
 def now_us() -> int:
     """Microseconds of CLOCK_MONOTONIC, or of the clock that :func:`simulated_clock` put in its place."""
-    return _clock()
+    return _clock_ns() // 1000
 
 
 def now_s() -> float:
     """:func:`now_us` in seconds."""
-    return _clock() / 1e6
+    return _clock_ns() // 1000 / 1e6
 
 
 @contextmanager
-def simulated_clock(clock: Clock) -> Iterator[None]:
-    """Until the end of the block, everything in the manager takes its time from ``clock``. One for the whole
-    process: whatever part of the manager asks for the time, a simulation must never see the real one."""
-    global _clock
-    before, _clock = _clock, clock
+def simulated_clock(clock_us: Clock) -> Iterator[None]:
+    """Until the end of the block, everything in the manager takes its time from ``clock_us``. One for the
+    whole process: whatever part of it asks for the time, a simulation must never see the real one."""
+    global _clock_ns
+    before, _clock_ns = _clock_ns, lambda: clock_us() * 1000
     try:
         yield
     finally:
-        _clock = before
+        _clock_ns = before
 
 
 class ClockOffset:

@@ -228,7 +228,8 @@ class Dispatcher:
     def turn(self) -> None:
         """Encode what is ready, place it, send it."""
         started = now_s()
-        self._send_placed(started)
+        if self._placed:
+            self._send_placed(started)
         while self._to_encode and now_s() - started < SLICE_S:
             self._encode(self._to_encode.popleft())
         if self._to_encode and self._held_since is None:
@@ -237,7 +238,8 @@ class Dispatcher:
             self._place()
             self._held_since = None
             self._send_placed(started)
-        self._send_aborts()
+        if self._aborts:
+            self._send_aborts()
         if (self._to_encode or self._placed) and not self._turn_is_due:
             self._turn_is_due = True
             asyncio.get_running_loop().call_soon(self._next_turn)

@@ -18,7 +18,6 @@ from .clock import now_s
 
 # As numbers: those of zmq are of a Flag, whose operators take a microsecond each.
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
-_MORE_PARTS = int(zmq.RCVMORE)
 _MAX_FRAME_BYTES = 256 * 2**20
 _MAX_PARTS = 3  # of a message that are handed over: one more than any has that keeps to the protocol
 _TURN_S = 0.003  # of handing over messages, until others on the loop have their turn
@@ -161,14 +160,16 @@ class RouterSocket:
 
     def _next(self) -> list[bytes] | None:
         try:
-            parts = [self._socket.recv(_NOW)]
+            parts = [self._socket.recv(_NOW)]  # the identity, behind which a ROUTER has at least one part
         except zmq.Again:
             return None
-        while self._socket.getsockopt(_MORE_PARTS):
-            if len(parts) == _MAX_PARTS:
-                self._has_rest = True
-                break
-            parts.append(self._socket.recv(_NOW))
+        more = True
+        while more and len(parts) < _MAX_PARTS:
+            # A part that knows whether it is the last: the socket's option takes longer than a message.
+            part = self._socket.recv(_NOW, copy=False)
+            parts.append(part.bytes)
+            more = part.more
+        self._has_rest = more
         return parts
 
     def _drop_rest(self, until: float) -> None:

@@ -20,6 +20,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from .. import huge_pages
 from ..config import EngineConfig, ManagerConfig, is_loopback
 from ..errors import ConfigError, ParrotError, PortInUse
 from ..models import resolve_model
@@ -168,6 +169,7 @@ class _Manager:
         registry.start(self._executor)
         self._service.start()
         supervisor.start()
+        await asyncio.to_thread(huge_pages.gather)
         await self._server.listening.wait()
         self._announce(registry)
 

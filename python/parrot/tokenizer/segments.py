@@ -32,8 +32,7 @@ _WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".jo
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A run of prompt text. With ``control``, control strings in it (``<|im_start|>``) become control tokens:
     chat template glue, constants of a raw prompt. Without, they stay text: values, message contents."""
 
@@ -129,8 +128,12 @@ class PromptEncoder:
         merged: list[int] = []
         carry_ids: Ids | None = None
         for owner, owned in _by_owner(pieces, domain, num_public):
-            merged += _merged_index(owned, len(ends) - 1)
-            for piece in _merge_control(owned):
+            if _has_neighbours(owned):
+                merged += _merged_index(owned, len(ends) - 1)
+                owned = list(_merge_control(owned))
+            else:  # most prompts
+                merged += range(len(ends), len(ends) + len(owned))
+            for piece in owned:
                 step = self._step(owner, state, piece)
                 parts.append(step.token_ids)
                 state, carry_ids = step.state, step.carry_ids
@@ -273,6 +276,16 @@ def _check_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"text with half of a surrogate pair at character {error.start}") from None
+
+
+def _has_neighbours(pieces: Sequence[Piece]) -> bool:
+    """Whether two control pieces lie side by side."""
+    was_control = False
+    for piece in pieces:
+        if piece.control and was_control:
+            return True
+        was_control = piece.control
+    return False
 
 
 def _merge_control(pieces: Sequence[Piece]) -> Iterator[Piece]:
