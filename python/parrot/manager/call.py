@@ -191,9 +191,10 @@ class Call:
                 return wanted[:number]
         return wanted
 
-    def dispatch(self, engine: str) -> tuple[Step, ...]:
-        """Take the ready steps to an engine: state RUNNING, one more attempt. Returns those steps."""
-        steps = self.ready_steps()
+    def dispatch(self, engine: str, steps: tuple[Step, ...] | None = None) -> tuple[Step, ...]:
+        """Take the ready steps to an engine: state RUNNING, one more attempt. Returns those steps, which are
+        found anew where ``steps`` does not give them."""
+        steps = self.ready_steps() if steps is None else steps
         self.num_dispatched = self.next_step + len(steps)
         self.state, self.engine = RUNNING, engine
         self.attempts += 1

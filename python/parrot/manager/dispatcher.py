@@ -370,8 +370,8 @@ class Dispatcher:
 
     def _dispatch(self, run: Run, engine: Engine, parent: wire.ContextId) -> None:
         call = run.call
-        self._match_steps(run)
-        steps = call.dispatch(engine.name)
+        steps = self._match_steps(run)
+        call.dispatch(engine.name, steps)
         now = now_us()
         if call.timing.dispatched_us is None or call.next_step == 0:
             call.timing.dispatched_us = now
@@ -382,11 +382,11 @@ class Dispatcher:
         self._registry.send(engine, frame)
         self._owner.call_dispatched(call)
 
-    def _match_steps(self, run: Run) -> None:
+    def _match_steps(self, run: Run) -> tuple[Step, ...]:
         """Values that came, and outputs that were cancelled, while the run was queued change its steps."""
         call, steps = run.call, run.call.ready_steps()
         if len(steps) == len(run.prompt.later) + 1 or self.limits is None:
-            return
+            return steps
         prompt = self._prompts[call]
         missing = call.steps[len(prompt.fills) : steps[-1].index + 1]
         if missing:
@@ -394,6 +394,7 @@ class Dispatcher:
             prompt.fills += self._builder.encode(pieces, first_step=len(prompt.fills), domain=call.domain)
         run.prompt = assemble(prompt, call, steps)
         self.limits.check(run.prompt.num_tokens, num_new_tokens(steps))
+        return steps
 
     def _send_aborts(self) -> None:
         for engine, runs in self._aborts.items():

@@ -77,7 +77,7 @@ class RunPrompt:
     @property
     def num_tokens(self) -> int:
         """Tokens of all Fills."""
-        return len(self.first) + sum(len(ids) for ids in self.later)
+        return len(self.first) + sum(map(len, self.later))
 
 
 class PromptBuilder:
@@ -226,7 +226,11 @@ def _piece(part: str | Part, *, is_chat: bool) -> Piece:
 
 def num_chars(pieces: Iterable[Iterable[Piece]]) -> int:
     """Characters of several runs of pieces."""
-    return sum(len(piece.text) for run in pieces for piece in run)
+    total = 0
+    for run in pieces:
+        for piece in run:
+            total += len(piece.text)
+    return total
 
 
 def assemble(prompt: CallPrompt, call: Call, steps: Sequence[Step]) -> RunPrompt:

@@ -66,12 +66,12 @@ class Run:
                 if due != reply.verb:
                     expected = "none was due" if due is None else f"verb {due} was due"
                     return f"an output of verb {reply.verb} came when {expected}"
-                return (
-                    _wrong_ids(reply.token_ids, vocab_size)
-                    or _wrong_logprobs(reply.logprobs)
-                    or _wrong_logprobs(reply.prompt_logprobs)
-                )
-            case wire.Chunk():
+                wrong = _wrong_ids(reply.token_ids, vocab_size)
+                for logprobs in (reply.logprobs, reply.prompt_logprobs):
+                    if logprobs is not None:
+                        wrong = wrong or _wrong_logprobs(logprobs)
+                return wrong
+            case wire.Chunk() if reply.logprobs is not None:
                 return _wrong_logprobs(reply.logprobs)
             case wire.CallDone() if self.num_generated < len(self.generates):
                 return f"it ended with {self.num_generated} of {len(self.generates)} outputs"
@@ -127,7 +127,10 @@ class Run:
 
 def num_new_tokens(steps: Sequence[Step]) -> int:
     """Tokens that these steps may generate."""
-    return sum(step.output.binding.sampling.max_tokens for step in steps)
+    num_tokens = 0
+    for step in steps:
+        num_tokens += step.output.binding.sampling.max_tokens
+    return num_tokens
 
 
 def _wrong_ids(token_ids: bytes, vocab_size: int) -> str | None:
@@ -139,9 +142,7 @@ def _wrong_ids(token_ids: bytes, vocab_size: int) -> str | None:
     return None
 
 
-def _wrong_logprobs(logprobs: wire.Logprobs | None) -> str | None:
-    if logprobs is None:
-        return None
+def _wrong_logprobs(logprobs: wire.Logprobs) -> str | None:
     num_bytes, num_top_bytes = len(logprobs.token_ids), len(logprobs.token_ids) * logprobs.num_top
     lengths = len(logprobs.values), len(logprobs.top_ids), len(logprobs.top_values)
     if num_bytes % 4 or lengths != (num_bytes, num_top_bytes, num_top_bytes):

@@ -186,7 +186,7 @@ class PromptEncoder:
             ids = np.concatenate([np.array([bos], dtype=np.int32), ids[num_bos:]])
             shift = 1 - num_bos
         # A handful of numbers: lists are several times as fast as arrays of them.
-        final = [max(end + shift, 0) for end in ends]
+        final = [max(end + shift, 0) for end in ends] if shift else ends
         limit = final[-1] if final else max(shift, 0)
         marks = sorted({*range(BOUNDARY_GRID, limit + 1, BOUNDARY_GRID), *final} - {0})
         piece_ends = [final[index] if index >= 0 else max(shift, 0) for index in merged]
