@@ -228,8 +228,7 @@ class Dispatcher:
     def turn(self) -> None:
         """Encode what is ready, place it, send it."""
         started = now_s()
-        if self._placed:
-            self._send_placed(started)
+        self._send_placed(started)
         while self._to_encode and now_s() - started < SLICE_S:
             self._encode(self._to_encode.popleft())
         if self._to_encode and self._held_since is None:
@@ -238,8 +237,7 @@ class Dispatcher:
             self._place()
             self._held_since = None
             self._send_placed(started)
-        if self._aborts:
-            self._send_aborts()
+        self._send_aborts()
         if (self._to_encode or self._placed) and not self._turn_is_due:
             self._turn_is_due = True
             asyncio.get_running_loop().call_soon(self._next_turn)
@@ -370,8 +368,7 @@ class Dispatcher:
 
     def _dispatch(self, run: Run, engine: Engine, parent: wire.ContextId) -> None:
         call = run.call
-        steps = self._match_steps(run)
-        call.dispatch(engine.name, steps)
+        steps = call.dispatch(engine.name, self._match_steps(run))
         now = now_us()
         if call.timing.dispatched_us is None or call.next_step == 0:
             call.timing.dispatched_us = now

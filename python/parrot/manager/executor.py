@@ -229,8 +229,8 @@ class Executor:
     def apply(self, changes: Changes) -> None:
         """Carry out what an event did to a graph; a :meth:`turn` must follow."""
         now = now_us()
-        if changes.ended and not self._ended:
-            asyncio.get_running_loop().call_soon(self._record_rest)  # if no turn of mine comes first
+        if changes.ended and not self._ended and self._members is None:  # else a turn of mine follows
+            asyncio.get_running_loop().call_soon(self._record_rest)  # if none comes first
         for call in changes.ended:
             self.dispatcher.stop(call)
             if call.state is not DONE or call.timing.finished_us is None:
@@ -256,7 +256,7 @@ class Executor:
         self._turn_is_due = False
         self._dispatch()
         self.replies.keep_contexts()
-        self._record_ended()
+        self._record_rest()
         self.knowledge.tell_uses()
         self.early.turn()
 
@@ -265,7 +265,7 @@ class Executor:
         self.dispatcher.turn()
         self._registry.flush()
 
-    def _record_ended(self) -> None:
+    def _record_rest(self) -> None:
         for _ in range(min(len(self._ended), _AT_ONCE)):
             call, tenant = self._ended.popleft()
             self.early.ended(call)
@@ -273,9 +273,6 @@ class Executor:
             self.history.add(tenant, call)
             if self._uses is not None:
                 self._uses.ended(call)
-
-    def _record_rest(self) -> None:
-        self._record_ended()
         if self._ended:
             asyncio.get_running_loop().call_soon(self._record_rest)
 

@@ -15,6 +15,7 @@ CallId = NewType("CallId", int)  # unique for the life of a manager, never reuse
 PUBLIC_DOMAIN = 0  # of text that the operator published; tenants have numbers from 1
 ContextId = NewType("ContextId", int)  # unique for the life of a manager, never reused; 0 = no context
 Ids = npt.NDArray[np.int32]
+_INT32 = np.dtype("<i4")
 Objective = Literal["LATENCY", "THROUGHPUT"]
 FinishReason = Literal["stop", "length"]
 
@@ -27,14 +28,14 @@ class WireError(ParrotError):
 
 def pack_ids(ids: npt.ArrayLike) -> bytes:
     """Token ids as little-endian int32 bytes."""
-    return np.ascontiguousarray(ids, dtype="<i4").tobytes()
+    return np.ascontiguousarray(ids, dtype=_INT32).tobytes()
 
 
 def unpack_ids(data: bytes) -> Ids:
     """Inverse of :func:`pack_ids`; a read-only int32 array of shape [len(data) / 4]."""
     if len(data) % 4:
         raise WireError(f"token ids of {len(data)} bytes are not a whole number of int32")
-    return np.frombuffer(data, dtype="<i4")
+    return np.frombuffer(data, dtype=_INT32)
 
 
 def max_cached_contexts(num_blocks: int) -> int:
