@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 from openai import AsyncOpenAI
@@ -21,7 +22,9 @@ from rich.table import Table
 
 import parrot as P
 from parrot.api import CallView, GraphReply
+from parrot.cli.network import RoundTrip
 
+RTT_MS = 250.0  # between a client and a service that it does not start itself
 MAX_SHOWN = 3  # results that are printed
 
 
@@ -81,6 +84,12 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--api-key", default=os.environ.get("PARROT_API_KEY"), help="its key, if it wants one"
     )
+    parser.add_argument(
+        "--rtt-ms",
+        type=float,
+        help=f"emulated round trip of each request of either way; by default {RTT_MS:g} with the embedded "
+        "service, which is otherwise no distance away, and 0 with --url",
+    )
     return parser
 
 
@@ -104,20 +113,28 @@ def compare(titles: Sequence[str], ways: Ways, options: argparse.Namespace) -> N
     and a table."""
     console = Console()
     outputs = P.Output(max_tokens=options.max_tokens)
+    rtt_s = rtt_ms(options) / 1000
     with progress_bars(console) as bars:
-        connection = P.connect(options.url, options.api_key)
+        connection = P.connect(options.url, options.api_key, transport=RoundTrip(rtt_s))
         _say(bars, "starting the service" if connection.embedded else f"using {connection.url}")
         headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         with httpx.Client(base_url=connection.url, headers=headers, timeout=600) as http:
             model = _served_model(http)
             warm_up("Hello").get()  # once the engine has loaded its model
             result, calls, parrot = _run_parrot(bars, http, ways, outputs)
-        twin = asyncio.run(_run_twin(bars, connection.url, options.api_key, model, ways, outputs))
+        twin = asyncio.run(_run_twin(bars, connection.url, options.api_key, model, ways, outputs, rtt_s))
     for title, text in list(zip(titles, result, strict=True))[:MAX_SHOWN]:
         console.print(Panel(text.strip() or "(nothing)", title=title, title_align="left"))
     if len(result) > MAX_SHOWN:
         console.print(f"and {len(result) - MAX_SHOWN} more", style="dim")
-    print_tallies(console, parrot, twin, calls)
+    print_tallies(console, parrot, twin, calls, rtt_s * 1000)
+
+
+def rtt_ms(options: argparse.Namespace) -> float:
+    """The round trip to emulate, in milliseconds."""
+    if options.rtt_ms is not None:
+        return float(options.rtt_ms)
+    return 0.0 if options.url or os.environ.get("PARROT_URL") else RTT_MS
 
 
 def _served_model(http: httpx.Client) -> str:
@@ -158,9 +175,11 @@ def _run_parrot(
 
 
 async def _run_twin(
-    bars: Progress, url: str, api_key: str | None, model: str, ways: Ways, outputs: P.Output
+    bars: Progress, url: str, api_key: str | None, model: str, ways: Ways, outputs: P.Output, rtt_s: float
 ) -> Tally:
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key or "none", timeout=600) as client:
+    # The openai client takes httpx clients whichever HTTP package its own version types them with.
+    http: Any = httpx.AsyncClient(transport=RoundTrip(rtt_s), timeout=600)
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key or "none", http_client=http) as client:
         asker = Asker(client, outputs, model)
         task = bars.add_task("client's twin", total=ways.num_calls)
         begin = time.perf_counter()
@@ -222,7 +241,9 @@ def _say(bars: Progress, line: str) -> None:
         bars.console.print(line, highlight=False)
 
 
-def print_tallies(console: Console, parrot: Tally, twin: Tally, calls: Sequence[CallView]) -> None:
+def print_tallies(
+    console: Console, parrot: Tally, twin: Tally, calls: Sequence[CallView], rtt_ms: float
+) -> None:
     """Both ways side by side, and how the service saw the calls of Parrot's way."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
@@ -238,11 +259,16 @@ def print_tallies(console: Console, parrot: Tally, twin: Tally, calls: Sequence[
             f"{tally.output_tokens:,}",
         )
     console.print(table)
+    distance = (
+        f"Every request of either way takes an emulated round trip of {rtt_ms:g} ms (--rtt-ms)."
+        if rtt_ms
+        else "No network delay is emulated (--rtt-ms)."
+    )
     groups = {call.task_group for call in calls if call.task_group is not None}
     num_latency = sum(call.objective == "LATENCY" for call in calls)
     console.print(
         f"Of Parrot's calls {num_latency} were latency-sensitive and {len(calls) - num_latency} for "
-        f"throughput, in {len(groups)} task groups. No network delay is emulated. "
+        f"throughput, in {len(groups)} task groups. {distance} "
         "One run of each, Parrot's first: a look, no measurement (python -m bench).",
         style="dim",
     )

@@ -20,7 +20,7 @@ import copilot
 import map_reduce_summary
 import parrot as P
 import search
-from both_ways import Asker
+from both_ways import RTT_MS, Asker, make_parser, rtt_ms
 from manager_harness import Manager, ScriptedEngine, running_manager, serving
 from parrot.api import CallView
 
@@ -239,3 +239,14 @@ def test_a_value_goes_round_a_loop_of_calls(served: Served) -> None:
         assert prompt in asked
         expected = reply(prompt)
     assert final == expected
+
+
+def test_a_distance_is_emulated_to_a_service_that_is_not_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PARROT_URL", raising=False)
+    parse = make_parser("").parse_args
+    assert rtt_ms(parse([])) == RTT_MS
+    assert rtt_ms(parse(["--url", "http://10.0.0.5:8642"])) == 0
+    assert rtt_ms(parse(["--url", "http://10.0.0.5:8642", "--rtt-ms", "30"])) == 30
+    monkeypatch.setenv("PARROT_URL", "http://10.0.0.5:8642")
+    assert rtt_ms(parse([])) == 0
+    assert rtt_ms(parse(["--rtt-ms", "0"])) == 0

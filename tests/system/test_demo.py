@@ -88,7 +88,7 @@ def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     [
         ("copilot", ["--sections", "1"], 6),
         ("agents", ["--files", "2", "--rounds", "0"], 7),
-        ("search", ["--question", "Why is the sea salty?"], 2),
+        ("search", ["--question", "Why is the sea salty?", "--rtt-ms", "20"], 2),
         ("batch", ["--documents", "4", "--document-tokens", "30"], 8),
     ],
 )
@@ -97,6 +97,8 @@ def test_an_example_runs_both_ways_on_a_service_that_is_there(
 ) -> None:
     program = str(ROOT / "examples" / f"{example}.py")
     output = run(program, "--url", running.url, "--max-tokens", "4", *options, cwd=tmp_path)
+    distance = "round trip of 20 ms" if "--rtt-ms" in options else "No network delay is emulated"
+    assert distance in " ".join(output.split())
     for way in ("Parrot", "client's twin"):
         assert re.search(rf"^{way}: {num_calls} calls, [\d.]+ s$", output, re.MULTILINE), "progress"
         assert re.search(
