@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python" / "parrot"
 # manager and engine
 SHARED = {"wire", "config", "curve", "errors", "template", "api", "tokenizer", "models", "grammars", "_core"}
-SHARED |= {"parent_death"}
+SHARED |= {"huge_pages", "parent_death"}
 
 # layer -> the other parts of the package that it may import
 ALLOWED = {
@@ -28,6 +28,7 @@ ALLOWED = {
     "config": {"errors"},
     "curve": {"errors"},
     "errors": set(),
+    "huge_pages": set(),
     "parent_death": set(),
     "template": {"errors"},
     "wire": {"errors"},
