@@ -56,7 +56,7 @@ class PagedRunner:
             block_tables=tables.to(device),
             logit_rows=torch.arange(len(positions), device=device),
         )
-        logits = self.model.forward(batch, self.kv).cpu()
+        logits = self.model.forward(batch, self.kv).clone().cpu()  # the next step writes over them
         for i, (sequence, _) in enumerate(work):
             sequence.logits += logits[query_start[i] : query_start[i + 1]]
 

@@ -159,6 +159,13 @@ def test_a_plan_is_replaced_by_the_next() -> None:
         assert case.error(output) < 1e-5
 
 
+@pytest.mark.parametrize(("own", "parts"), [(75, 2), (3, 2)])
+def test_a_shared_prefix_has_no_more_parts_than_keep_the_threads_busy(own: int, parts: int) -> None:
+    case = Case(sharing(992, [own] * 16), 9, 3, 64, "bfloat16")
+    assert case.attention(num_threads=2).num_items == parts + 16
+    assert case.error(case.run(num_threads=2)) < TOLERANCE["bfloat16"]
+
+
 def test_a_shared_prefix_is_one_item_for_all_who_share_it() -> None:
     case = Case(sharing(1024, [16] * 16), 3, 1, 64, "bfloat16")
     shared = case.attention(num_threads=1)

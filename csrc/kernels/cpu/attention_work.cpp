@@ -1,6 +1,8 @@
 #include "kernels/cpu/attention_work.h"
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <stdexcept>
 
 #include "concat.h"
@@ -9,13 +11,14 @@
 namespace parrot::cpu {
 namespace {
 
-constexpr int32_t kItemRows = 96;           // query rows per KV head of an item
-constexpr int64_t kStateBytes = 256 << 10;  // of an item's queries and sums: an eighth of an L2
-constexpr int32_t kMinSplitTokens = 256;    // of the context of a prefill block
-constexpr int32_t kMinDecodeTokens = 128;   // of a part of a sequence that decodes alone
-constexpr int64_t kItemsPerThread = 3;      // that splitting a prefill aims at
-constexpr int32_t kWorkersPerThread = 4;    // that decodes are planned for, see plan_decodes
-constexpr int64_t kTokenCost = 12;          // rows' worth of time that reading a token takes
+constexpr int32_t kItemRows = 96;                // query rows per KV head of an item
+constexpr int64_t kStateBytes = 256 << 10;       // of an item's queries and sums: an eighth of an L2
+constexpr int32_t kMinSplitTokens = 256;         // of the context of a prefill block
+constexpr int32_t kMinDecodeTokens = 128;        // of a part of a sequence that decodes alone
+constexpr int64_t kItemsPerThread = 3;           // that splitting a prefill aims at
+constexpr int32_t kWorkersPerThread[] = {2, 4};  // that decodes are planned for, see plan_decodes
+constexpr int64_t kTokenCost = 12;               // rows' worth of time that reading a token takes
+constexpr int64_t kPartCost = 27;                // tokens' worth of time that a part of a row takes besides
 
 template <class... Parts>
 void require(bool condition, const Parts&... parts) {
@@ -89,7 +92,7 @@ class Builder {
 
     // The planner takes every entry of a length for equally long, as a GPU does. Here one with many members
     // is much longer, so the plan is for more workers than there are threads, and these take the entries as
-    // they come, the most expensive first.
+    // they come, the most expensive first. For how many: whose threads end soonest.
     const AttentionPlan& plan_decodes(const std::vector<int32_t>& decodes, int32_t num_head_groups) {
         std::vector<int32_t> tables, lens;
         for (const int32_t i : decodes) {
@@ -100,11 +103,41 @@ class Builder {
         options.block_size = kBlockTokens;
         options.group_size = shape_.group_size();
         options.num_kv_heads = num_head_groups;
-        options.num_workers = options_.num_threads == 1 ? 1 : kWorkersPerThread * options_.num_threads;
         options.max_rows = std::max(kItemRows, shape_.group_size());
         options.min_shared_tokens = options_.min_shared_tokens;
         options.share = options_.share;
+        int32_t best = 1;
+        int64_t soonest = std::numeric_limits<int64_t>::max();
+        for (const int32_t workers : kWorkersPerThread) {
+            if (options_.num_threads == 1) break;
+            options.num_workers = workers * options_.num_threads;
+            const int64_t end = end_of(planner_.plan(tables, lens, options), num_head_groups);
+            if (end < soonest) {
+                soonest = end;
+                best = options.num_workers;
+            }
+        }
+        options.num_workers = best;
         return planner_.plan(tables, lens, options);
+    }
+
+    // When the last thread is done with the entries of a plan, in tokens read by one row of one head.
+    int64_t end_of(const AttentionPlan& plan, int32_t num_head_groups) const {
+        std::vector<int64_t> costs;
+        for (size_t e = 0; e < plan.entries.size(); e += 8) {
+            const int64_t rows = int64_t(plan.entries[e + 4]) * shape_.group_size();
+            const int64_t tokens = plan.entries[e + 2] - plan.entries[e + 1];
+            const int64_t cost = tokens * (rows + kTokenCost) + kPartCost * rows;
+            costs.insert(costs.end(), static_cast<size_t>(num_head_groups), cost);
+        }
+        std::ranges::sort(costs, std::greater<>());
+        std::vector<int64_t> ends(static_cast<size_t>(options_.num_threads));  // a heap, the soonest first
+        for (const int64_t cost : costs) {
+            std::ranges::pop_heap(ends, std::greater<>());
+            ends.back() += cost;
+            std::ranges::push_heap(ends, std::greater<>());
+        }
+        return *std::ranges::max_element(ends);
     }
 
     void add_decodes(const std::vector<int32_t>& decodes) {

@@ -85,46 +85,57 @@ void PackedLinear::pack_tile(const void* weight, int64_t index) {
 // One forward: packed inputs times tiles, and what becomes of the sums.
 class PackedLinear::Product {
   public:
-    Product(const PackedLinear& linear, const LinearKernels& kernels, const Panels& panels, int64_t rows,
-            float* out, bool add)
-        : linear_(linear), kernels_(kernels), panels_(panels), num_rows_(rows), out_(out), add_(add) {
-        const TileKernel* table = linear.dtype_ == DType::kFloat32 ? kernels.fp32 : kernels.bf16;
-        multiply_ = table[panels.rows() - 1];
-    }
+    Product(const PackedLinear& linear, const LinearKernels& kernels, const LinearInput& input, float* out,
+            bool add)
+        : linear_(linear), kernels_(kernels), input_(input), out_(out), add_(add) {}
 
     void run() const {
+        const bool pairs = linear_.dtype_ == DType::kBFloat16 && kernels_.bf16_pairs;
+        Panels shared(kernels_, input_, linear_.in_features_, linear_.depth_, pairs);
+        const bool each_packs = shared.count() <= kOwnPanels;
         const int threads = num_threads();
-        const int64_t panel_groups = ceil_div(panels_.count(), kPanelsPerItem);
+        thread_local std::vector<float> storage;
+        const auto needed = static_cast<size_t>(shared.size() * (each_packs ? threads : 1));
+        if (storage.size() < needed) storage.resize(needed);
+        float* const memory = storage.data();  // of this thread, in all of them
+        if (!each_packs) shared.pack(memory);
+        const int64_t panel_groups = ceil_div(shared.count(), kPanelsPerItem);
         const int64_t num_pieces = linear_.num_tiles_ * panel_groups;
         const int64_t tiles_per_item = even_part(ceil_div(num_pieces, threads));
         const int64_t tile_groups = ceil_div(linear_.num_tiles_, tiles_per_item);
         WorkCounter counter(tile_groups * panel_groups);
-        parallel(threads, [&](int) {
-            for (int64_t item; counter.next(item);) {
+        parallel(threads, [&](int part) {
+            int64_t item;
+            if (!counter.next(item)) return;
+            Panels panels = shared;
+            if (each_packs) panels.pack(memory + part * panels.size());
+            do {
                 const int64_t first_panel = item / tile_groups * kPanelsPerItem;
                 const int64_t first_tile = item % tile_groups * tiles_per_item;
-                compute({first_tile, std::min(first_tile + tiles_per_item, linear_.num_tiles_)},
-                        {first_panel, std::min(first_panel + kPanelsPerItem, panels_.count())});
-            }
+                compute(panels, {first_tile, std::min(first_tile + tiles_per_item, linear_.num_tiles_)},
+                        {first_panel, std::min(first_panel + kPanelsPerItem, panels.count())});
+            } while (counter.next(item));
         });
     }
 
   private:
-    void compute(Slice tiles, Slice panels) const {
+    void compute(const Panels& inputs, Slice tiles, Slice panels) const {
+        const TileKernel* table = linear_.dtype_ == DType::kFloat32 ? kernels_.fp32 : kernels_.bf16;
+        const TileKernel multiply = table[inputs.rows() - 1];
         const int64_t num_uses = panels.end - panels.begin;
         for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
             for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
                 alignas(64) float sums[kMaxPanelRows * kTileColumns];
-                multiply_(panels_.panel(panel), linear_.tile(tile), linear_.depth_,
-                          linear_.ahead(tile, panel - panels.begin, num_uses), sums);
-                write(sums, panel * panels_.rows(), tile);
+                multiply(inputs.panel(panel), linear_.tile(tile), linear_.depth_,
+                         linear_.ahead(tile, panel - panels.begin, num_uses), sums);
+                write(sums, panel * inputs.rows(), inputs.rows(), tile);
             }
         }
     }
 
-    // The sums of one tile, for the rows from `first` on.
-    void write(const float* sums, int64_t first, int64_t tile) const {
-        const int64_t rows = std::min(panels_.rows(), num_rows_ - first);
+    // The sums of one tile, for at most so many rows from `first` on.
+    void write(const float* sums, int64_t first, int64_t most, int64_t tile) const {
+        const int64_t rows = std::min(most, input_.rows - first);
         const int64_t width = linear_.outputs_per_tile(), column = tile * width;
         const int64_t num_outputs = linear_.num_outputs(), count = std::min(width, num_outputs - column);
         alignas(64) float gated[kMaxPanelRows * kTileColumns / 2];
@@ -142,21 +153,14 @@ class PackedLinear::Product {
 
     const PackedLinear& linear_;
     const LinearKernels& kernels_;
-    const Panels& panels_;
-    const int64_t num_rows_;
+    const LinearInput& input_;
     float* const out_;
     const bool add_;
-    TileKernel multiply_;
 };
 
 void PackedLinear::forward(const LinearInput& input, float* out, bool add) const {
     if (input.rows == 0) return;
-    thread_local std::vector<float> storage;
-    const LinearKernels& kernel = kernels();
-    const bool pairs = dtype_ == DType::kBFloat16 && kernel.bf16_pairs;
-    Panels panels(kernel, input, in_features_, depth_, pairs, storage);
-    panels.pack();
-    Product(*this, kernel, panels, input.rows, out, add).run();
+    Product(*this, kernels(), input, out, add).run();
 }
 
 // Where a tile is used once, a bit further on in it; else each of its uses fetches a part of the next tile.

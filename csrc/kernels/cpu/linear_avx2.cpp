@@ -47,6 +47,7 @@ const LinearKernels kLinearAvx2{
     .sum_squares = sum_squares<V>,
     .scale = scale<V>,
     .round = nullptr,  // no pairs
+    .interleave = interleave<V>,
     .silu_mul = silu_mul<V>,
 };
 

@@ -1,4 +1,5 @@
 #if defined(__AVX512F__)
+#include "kernels/cpu/interleave_avx512.h"
 #include "kernels/cpu/linear_tile.h"
 #include "kernels/cpu/linear_vector_avx512.h"
 
@@ -22,6 +23,7 @@ const LinearKernels kLinearAvx512{
     .sum_squares = sum_squares<V>,
     .scale = scale<V>,
     .round = nullptr,  // no pairs
+    .interleave = interleave_avx512,
     .silu_mul = silu_mul<V>,
 };
 

@@ -1,4 +1,5 @@
 #if defined(__AVX512BF16__)
+#include "kernels/cpu/interleave_avx512.h"
 #include "kernels/cpu/linear_tile.h"
 #include "kernels/cpu/linear_vector_avx512.h"
 
@@ -12,7 +13,8 @@ void tile_pairs(const void* panel, const void* tile, int64_t depth, const Ahead&
     const uint16_t* w = static_cast<const uint16_t*>(tile);
     const char* ahead = static_cast<const char*>(next.address);
     __m512 sum[kRows][2];
-    for (auto& row : sum) row[0] = row[1] = _mm512_setzero_ps();
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     for (int64_t k = 0; k < depth; k += 2, x += kRows, w += 2 * kTileColumns, ahead += next.step) {
         prefetch<V>(ahead);
         const auto left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w));
@@ -24,6 +26,7 @@ void tile_pairs(const void* panel, const void* tile, int64_t depth, const Ahead&
             sum[r][1] = _mm512_dpbf16_ps(sum[r][1], input, right);
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
         _mm512_storeu_ps(sums + r * kTileColumns, sum[r][0]);
         _mm512_storeu_ps(sums + r * kTileColumns + 16, sum[r][1]);
@@ -55,6 +58,7 @@ const LinearKernels kLinearAvx512Bf16{
     .sum_squares = sum_squares<V>,
     .scale = scale<V>,
     .round = round,
+    .interleave = interleave_avx512,
     .silu_mul = silu_mul<V>,
 };
 

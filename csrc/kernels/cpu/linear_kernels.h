@@ -38,6 +38,8 @@ struct LinearKernels {
     void (*scale)(const float* x, float scale, const float* weight, float* y, int64_t n);
     // bits[i] = x[i] rounded to bf16
     void (*round)(const float* x, int64_t n, uint16_t* bits);
+    // to[i * rows + r] = x[r][i] for i below count: words of 32 bits
+    void (*interleave)(const float* const* x, int64_t rows, int64_t count, float* to);
     // out [rows][16] = silu(gate) * up, for sums [rows][32] of 16 gates and 16 ups
     void (*silu_mul)(const float* sums, int64_t rows, float* out);
 };

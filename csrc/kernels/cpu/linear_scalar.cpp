@@ -44,6 +44,7 @@ const LinearKernels kLinearScalar{
     .sum_squares = sum_squares<V>,
     .scale = scale<V>,
     .round = nullptr,  // no pairs
+    .interleave = interleave<V>,
     .silu_mul = silu_mul<V>,
 };
 

@@ -113,6 +113,13 @@ void scale(const float* x, float scale, const float* weight, float* y, int64_t n
     for (; i < n; ++i) y[i] = x[i] * scale * weight[i];
 }
 
+template <class V>
+void interleave(const float* const* x, int64_t rows, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; ++i) {
+        for (int64_t r = 0; r < rows; ++r) *to++ = x[r][i];
+    }
+}
+
 // exp within 2 ulp for |x| <= 87; below it is 2^-126, above 2^127, near enough for a sigmoid.
 template <class V>
 typename V::Reg exp(typename V::Reg x) {

@@ -35,7 +35,7 @@ class Decoder(Generic[Linear, Rows, Heads]):
 
     def forward(self, batch: StepBatch, kv: PagedKV) -> Tensor:
         """Write K and V of the step's tokens into ``kv``; [m, vocab], logits of ``logit_rows``
-        in float32 or the model's dtype."""
+        in float32 or the model's dtype, valid until the next step."""
         return self.run(self.ops.begin(batch, kv))
 
     def run(self, step: DecoderStep[Linear, Rows, Heads]) -> Tensor:
@@ -98,7 +98,7 @@ class DecoderModel:
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: PagedKV) -> Tensor:
         """Compute one step: write K and V of its tokens into ``kv``, return logits of ``batch.logit_rows``:
-        [m, vocab], in float32 or the model's dtype."""
+        [m, vocab], in float32 or the model's dtype, valid until the next step."""
         return self.decoder.forward(batch, kv)
 
 

@@ -28,6 +28,7 @@ Array = F32 | U16
 Element = TypeVar("Element", np.float32, np.uint16)
 
 
+_KEPT_LOGIT_ROWS = 64  # prompts whose log-probabilities are wanted have more, and seldom
 _FIRST_POSITIONS = 2048  # of the table of rotations; it doubles when a sequence is longer
 
 
@@ -160,9 +161,11 @@ class CpuStep:
         return activated * linear
 
     def logits(self, x: F32, norm: Norm[F32], head: _core.PackedLinear) -> Tensor:
-        """float32 [m, vocab], the caller's own."""
+        """float32 [m, vocab]. Memory that a decode step keeps: fresh pages would have to be zeroed first."""
         wanted = x[self._batch.logit_rows.numpy()]
-        out = np.empty((len(wanted), head.num_outputs), np.float32)
+        shape = (len(wanted), head.num_outputs)
+        is_kept = len(wanted) <= _KEPT_LOGIT_ROWS
+        out = self._buffers.get("logits", shape, np.float32) if is_kept else np.empty(shape, np.float32)
         self._normed_linear(wanted, norm, Affine(head, None), out)
         return torch.from_numpy(out)
 
