@@ -189,7 +189,7 @@ void bind_views(py::class_<ContextTree>& tree) {
         .def(
             "tokens", [](const ContextTree& self, std::int64_t id) { return to_array(self.tokens(id)); },
             py::arg("context_id"))
-        .def("check_invariants", &ContextTree::check_invariants)
+        .def("check_invariants", &ContextTree::check_invariants, py::call_guard<py::gil_scoped_release>())
         .def("counters", &counters)
         .def_property_readonly("num_free_blocks",
                                [](const ContextTree& self) { return self.tree().num_free_blocks(); })

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from kv_contents import Cache, i32, i64
-from parrot._core import OutOfBlocks
+from parrot._core import ContextTree, OutOfBlocks
 
 
 @pytest.fixture
@@ -311,3 +313,31 @@ def test_a_reset_frees_everything_whatever_was_held_reserved_or_reported() -> No
     assert fresh.open(1, range(40)) == 0
     fresh.append(1, range(40))
     fresh.check()
+
+
+def seconds(action: Callable[[], object]) -> float:
+    started = time.process_time()
+    action()
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize("verb", ["check_invariants", "evict"])
+def test_many_contexts_that_began_alike_at_once_cost_no_more_each(verb: str) -> None:
+    """They are siblings of one key: none was there for the others to share when they began."""
+
+    def cost(count: int) -> float:
+        tree = ContextTree(count, 16)
+        contexts = np.arange(1, count + 1, dtype=np.int64)
+        for context in contexts:
+            tree.open(int(context), 7, i32([5, 6, 7]), 0)
+        slots = np.empty(3 * count, dtype=np.int32)
+        tree.reserve(contexts, i32([3] * count), i32([5, 6, 7] * count), slots)
+        tree.commit(contexts)
+        if verb == "check_invariants":
+            return min(seconds(tree.check_invariants) for _ in range(3))
+        for context in contexts:
+            tree.release(int(context))
+        return seconds(tree.clear_cache)
+
+    few, many = min(cost(1_000) for _ in range(3)), min(cost(16_000) for _ in range(2))
+    assert many < 64 * few, "16 times as many; in the square of them it would be 256"

@@ -86,8 +86,9 @@ struct Node {
     std::int32_t committed = 0;  // [start, committed) has its KV; [committed, end) is reserved by one context
     std::int32_t end = 0;
     std::int64_t domain = 0;
-    Node* parent = nullptr;            // nullptr: the root of a domain, an empty range
-    Node* twin = nullptr;              // next sibling of the same key (PrefixTree::child_key)
+    Node* parent = nullptr;     // nullptr: the root of a domain, an empty range
+    Node* next_twin = nullptr;  // siblings of the same key (PrefixTree::child_key)
+    Node* previous_twin = nullptr;
     std::vector<std::int32_t> tokens;  // [end - start]
     std::vector<std::int32_t> blocks;  // [ceil(end / block_size) - start / block_size]
     Context* first_context = nullptr;

@@ -47,7 +47,7 @@ Match PrefixTree::match(const Domains& domains, std::span<const std::int32_t> to
         const std::int64_t domain = domains.at(node.end);
         const std::int32_t limit = std::min(length, domains.range_end(node.end)) - node.end;
         Node* child = first_child(node, domain, tokens[static_cast<std::size_t>(node.end)]);
-        for (; child != nullptr; child = child->twin) {
+        for (; child != nullptr; child = child->next_twin) {
             if (child->domain != domain) continue;
             const std::int32_t usable = (committed_only ? child->committed : child->end) - child->start;
             const std::int32_t same =
@@ -117,16 +117,22 @@ void PrefixTree::recycle(Node& node) {
 void PrefixTree::link_child(Node& parent, Node& child, std::int32_t first_token) {
     Node*& first = children_[child_key(parent, child.domain, first_token)];
     child.parent = &parent;
-    child.twin = std::exchange(first, &child);
+    child.next_twin = std::exchange(first, &child);
+    if (child.next_twin != nullptr) child.next_twin->previous_twin = &child;
     ++parent.num_children;
 }
 
 void PrefixTree::unlink_child(Node& child) {
-    const auto found = children_.find(child_key(*child.parent, child.domain, child.tokens.front()));
-    Node** link = &found->second;
-    while (*link != &child) link = &(*link)->twin;
-    *link = std::exchange(child.twin, nullptr);
-    if (found->second == nullptr) children_.erase(found);
+    Node* const next = std::exchange(child.next_twin, nullptr);
+    Node* const previous = std::exchange(child.previous_twin, nullptr);
+    if (next != nullptr) next->previous_twin = previous;
+    if (previous != nullptr) {
+        previous->next_twin = next;
+    } else {
+        const auto found = children_.find(child_key(*child.parent, child.domain, child.tokens.front()));
+        found->second = next;
+        if (next == nullptr) children_.erase(found);
+    }
     --child.parent->num_children;
 }
 

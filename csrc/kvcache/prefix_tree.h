@@ -139,7 +139,7 @@ class PrefixTree {
     std::vector<Tally> tally_children() const;  // by node id
     void check_range(const Node& node) const;
     void check_domains(const Node& node) const;
-    void check_links(const Node& node) const;
+    void check_links(std::size_t num_nodes) const;
     void check_counts(const Node& node, Tally tally) const;
     void check_uses(const Node& node, const Tally& tally) const;
     void check_queue() const;

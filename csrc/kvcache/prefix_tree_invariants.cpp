@@ -33,7 +33,6 @@ void PrefixTree::check_invariants(std::size_t num_contexts) const {
             ensure(node.end == 0 && node.blocks.empty(), "root ", node.id, " is not empty");
         } else {
             check_range(node);
-            check_links(node);
         }
         check_domains(node);
         check_counts(node, tallies[static_cast<std::size_t>(node.id)]);
@@ -45,6 +44,7 @@ void PrefixTree::check_invariants(std::size_t num_contexts) const {
     ensure(num_live + unused_node_ids_.size() == nodes_.size(), "live and unused nodes are not all nodes");
     ensure(uses_.size() == num_uses && lapses_.size() == num_uses, num_uses, " uses at nodes, but ",
            uses_.size(), " in order and ", lapses_.size(), " to lapse");
+    check_links(num_live - num_roots);
     check_queue();
     check_blocks();
 }
@@ -103,10 +103,21 @@ void PrefixTree::check_domains(const Node& node) const {
     }
 }
 
-void PrefixTree::check_links(const Node& node) const {
-    const Node* twin = first_child(*node.parent, node.domain, node.tokens.front());
-    while (twin != nullptr && twin != &node) twin = twin->twin;
-    ensure(twin == &node, "node ", node.id, " cannot be found from its parent ", node.parent->id);
+/// Each of ``num_nodes`` is found from its parent: every list once, since there may be long ones.
+void PrefixTree::check_links(std::size_t num_nodes) const {
+    std::size_t num_linked = 0;
+    for (const auto& [key, first] : children_) {
+        const Node* previous = nullptr;
+        for (const Node* node = first; node != nullptr; previous = node, node = node->next_twin) {
+            ensure(++num_linked <= num_nodes, "more than ", num_nodes, " nodes are listed as children");
+            ensure(node->live && !node->is_root(), "node ", node->id, " is listed as a child");
+            ensure(child_key(*node->parent, node->domain, node->tokens.front()) == key, "node ", node->id,
+                   " cannot be found from its parent ", node->parent->id);
+            ensure(node->previous_twin == previous, "node ", node->id, " is listed behind another twin");
+        }
+    }
+    ensure(num_linked == num_nodes, num_nodes, " nodes have parents, ", num_linked,
+           " are listed as children");
 }
 
 void PrefixTree::check_counts(const Node& node, Tally tally) const {
