@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,13 @@ from pathlib import Path
 import pytest
 import zmq
 
+from parrot import wire
 from parrot.config import EngineConfig, ManagerConfig
 from parrot.curve import EngineKeys, KeyPair, load_engine_keys, load_manager_keys, make_curve_keys
+from parrot.engine.link import EXIT_MANAGER_SILENT, Link, LinkConfig, Stop
 from parrot.errors import ConfigError
 from parrot.manager.engine_socket import RouterSocket
+from test_link import REGISTER, STATS
 
 # A handshake that is refused never ends; one that is not takes milliseconds.
 _REFUSED_MS = 400
@@ -90,6 +94,37 @@ def test_only_an_engine_with_an_admitted_key_gets_through(directory: Path) -> No
         assert await gets_through(manager, keys)
 
     run(directory, scenario)
+
+
+@pytest.mark.parametrize(
+    ("manager_keys", "engine_keys"), [("own", "none"), ("own", "stranger"), ("none", "own")]
+)
+def test_an_engine_whose_keys_do_not_fit_waits_and_both_sides_say_why(
+    directory: Path, manager_keys: str, engine_keys: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = load_engine_keys(directory)
+    keys = {"none": None, "own": own, "stranger": stranger(own)}[engine_keys]
+
+    async def scenario(manager: Manager) -> None:
+        link = Link(LinkConfig(manager.router.address, 0.05, 3.0, curve=keys), REGISTER, STATS)
+        link.start()
+        stop = await asyncio.to_thread(link.events.get, timeout=60)
+        assert isinstance(stop, Stop)
+        assert stop.exit_code == EXIT_MANAGER_SILENT
+        assert "no word from the manager" in stop.reason
+        assert "--curve-keys" in stop.reason
+        link.send(wire.Draining("epoch", "nobody is there"))
+        await asyncio.to_thread(link.close, stop.reason)
+
+    with caplog.at_level(logging.WARNING):
+        run(directory if manager_keys == "own" else None, scenario)
+    told = [record.message for record in caplog.records if record.name == "parrot.manager.refusals"]
+    told += [record.message for record in caplog.records if "is not admitted" in record.message]
+    assert told
+    assert "failed" not in caplog.text
+    assert len(told) < 4 or engine_keys == "stranger", (
+        "a peer that tries again and again is told of now and then"
+    )
 
 
 def test_keys_of_engines_come_and_go_while_the_manager_runs(directory: Path, tmp_path: Path) -> None:

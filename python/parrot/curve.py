@@ -62,7 +62,11 @@ class AdmittedEngines:
                     return True
             except (OSError, ValueError) as error:
                 log.error("%s is no certificate: %s", path, error)
-        log.warning("an engine with the public key %s is not admitted: it is not in %s", key, self._directory)
+        log.warning(
+            "an engine with the public key %s is not admitted: it is not in %s",
+            key.decode("ascii", "replace"),
+            self._directory,
+        )
         return False
 
 

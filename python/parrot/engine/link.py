@@ -35,6 +35,7 @@ STOP_GRACE_S = 8.0  # from a request to stop to the end of the process, whatever
 EXIT_MANAGER_SILENT = 3
 _GOODBYE_LINGER_MS = 500
 _POLL_S = 0.25
+_KEYS = "keys of one side alone, or of an engine that it does not admit, end like this (--curve-keys)"
 _MAX_FRAME_BYTES = 256 * 2**20
 # As numbers: those of zmq are of a Flag, whose operators take a microsecond each.
 _NOW, _EVENTS, _ARRIVED = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
@@ -113,6 +114,7 @@ class Link:
         self._lock = threading.Lock()  # whoever has it may use the socket
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_closing = False
+        self._was_refused = False
         self._thread = threading.Thread(target=self._run, name="engine-link", daemon=True)
 
     def start(self) -> None:
@@ -132,7 +134,7 @@ class Link:
         """One message, on its way at once; called by the loop alone."""
         frame = wire.encode(message)
         with self._lock:
-            self._dealer.send(frame, _NOW)
+            self._put(frame)
             if isinstance(message, wire.StepReplies):
                 self._sequence = message.sequence
                 self._sent.add(message.sequence, frame)
@@ -236,6 +238,16 @@ class Link:
                     self.num_dropped += 1
                     log.warning("dropped frame %d of the manager: %s", self.num_dropped, error.message[:300])
 
+    def _put(self, frame: bytes) -> None:
+        """Send; with the lock held. A manager that refuses the connection leaves no place to put a frame: it
+        is dropped, as one that gets lost on its way is, and sent again by who asks for it."""
+        try:
+            self._dealer.send(frame, _NOW)
+        except zmq.Again:
+            if not self._was_refused:
+                self._was_refused = True
+                log.warning("the manager at %s refuses the connection: %s", self._config.address, _KEYS)
+
     def _has_arrived(self) -> bool:
         return bool(cast(int, self._dealer.getsockopt(_EVENTS)) & _ARRIVED)
 
@@ -267,7 +279,7 @@ class Link:
     def _send_again(self, sequence: int) -> None:
         with self._lock:
             for frame in self._sent.since(sequence):
-                self._dealer.send(frame, _NOW)
+                self._put(frame)
 
     def _ping(self, ping: wire.Ping) -> None:
         self._last_ping = time.monotonic()
@@ -285,12 +297,12 @@ class Link:
         if self._drain_deadline is not None:  # this manager does not know
             draining = wire.Draining(self._register.epoch, "it was asked to end")
             with self._lock:
-                self._dealer.send(wire.encode(draining), _NOW)
+                self._put(wire.encode(draining))
 
     def _send_register(self) -> None:
         with self._lock:
             register = msgspec.structs.replace(self._register, sequence=self._sequence)
-            self._dealer.send(wire.encode(register), _NOW)
+            self._put(wire.encode(register))
 
     def _register_again(self) -> None:
         if self._manager_id is None:
@@ -308,12 +320,13 @@ class Link:
         )
         with self._lock:
             beat = wire.Heartbeat(self._register.epoch, stats, self._sequence, self._num_missing, self._cost)
-            self._dealer.send(wire.encode(beat), _NOW)
+            self._put(wire.encode(beat))
 
     def _watch_manager(self) -> None:
         if time.monotonic() - self._last_ping > self._config.manager_timeout_s:
             timeout_s, address = self._config.manager_timeout_s, self._config.address
-            self.stop(f"no word from the manager at {address} for {timeout_s:g} s", EXIT_MANAGER_SILENT)
+            hint = "" if self._manager_id is not None else f"; if it runs: {_KEYS}"
+            self.stop(f"no word from the manager at {address} for {timeout_s:g} s{hint}", EXIT_MANAGER_SILENT)
 
     def _watch_parent(self) -> None:
         if self._config.parent_pid is not None and os.getppid() != self._config.parent_pid:

@@ -15,6 +15,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from ..curve import AdmittedEngines, KeyPair, load_manager_keys
 from ..errors import PortInUse
 from .clock import now_s
+from .refusals import Refusals
 
 # As numbers: those of zmq are of a Flag, whose operators take a microsecond each.
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -64,6 +65,7 @@ class RouterSocket:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._configure()
+        self._refusals = Refusals(self._socket, self._loop, has_keys=pair is not None)
         self._authenticator: ThreadAuthenticator | None = None
         if pair is not None and curve_keys is not None:
             self._authenticator = self._admit(pair, AdmittedEngines(curve_keys))
@@ -132,13 +134,19 @@ class RouterSocket:
     def start(self, receive: Receiver) -> None:
         """See :class:`EngineSocket`."""
         self._receive = receive
-        self._loop.add_reader(self._descriptor, self._turn)
+        self._loop.add_reader(self._descriptor, self._arrived)
         self._turn_soon()
 
     def _turn_soon(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self._turn)
+
+    def _arrived(self) -> None:
+        if (
+            not self._turn_is_due
+        ):  # else one of many turns over what has come before, each of a few ms, is next
+            self._turn()
 
     def _turn(self) -> None:
         """Hand over what has come, without a task that would have to wake first."""
@@ -186,6 +194,7 @@ class RouterSocket:
         self._destroy()
 
     def _destroy(self) -> None:
+        self._refusals.close()
         if self._authenticator is not None:
             self._authenticator.stop()
         self._context.destroy(linger=0)
