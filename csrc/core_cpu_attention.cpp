@@ -30,11 +30,16 @@ struct TensorView {
     Shape strides;  // in elements
 };
 
-std::string text(const Shape& values) {
-    std::string result = "[";
-    for (size_t i = 0; i < values.size(); ++i) result += concat(i == 0 ? "" : ", ", values[i]);
-    return result + "]";
-}
+// A shape or strides in a message: formatted only when there is one. Each call checks some thirty of them.
+struct Text {
+    const Shape& values;
+
+    operator std::string() const {
+        std::string result = "[";
+        for (size_t i = 0; i < values.size(); ++i) result += concat(i == 0 ? "" : ", ", values[i]);
+        return result + "]";
+    }
+};
 
 template <class... Parts>
 void require(bool condition, const Parts&... parts) {
@@ -57,7 +62,7 @@ cpu::KvType type_of(const std::string& dtype) {
 void* checked(const char* name, const TensorView& tensor, const Shape& shape, size_t first_dense,
               uintptr_t element_size) {
     const auto& [address, given, strides] = tensor;
-    require(given == shape, name, " has shape ", text(given), ", expected ", text(shape));
+    require(given == shape, name, " has shape ", Text{given}, ", expected ", Text{shape});
     require(strides.size() == shape.size(), name, " has ", strides.size(), " strides for ", shape.size(),
             " axes");
     int64_t elements = 1;
@@ -66,7 +71,7 @@ void* checked(const char* name, const TensorView& tensor, const Shape& shape, si
     int64_t dense = 1;
     for (size_t axis = shape.size(); axis-- > 0;) {
         const bool fits = axis >= first_dense ? strides[axis] == dense : strides[axis] >= dense;
-        require(fits || shape[axis] == 1, name, " has strides ", text(strides), ": that of axis ", axis,
+        require(fits || shape[axis] == 1, name, " has strides ", Text{strides}, ": that of axis ", axis,
                 " is ", strides[axis], ", expected ", axis >= first_dense ? "" : "at least ", dense);
         dense *= shape[axis];
     }
@@ -86,7 +91,7 @@ Extent extent_of(const char* name, const TensorView& tensor, uintptr_t element_s
     }
     const Wide end = Wide{tensor.address} + (last + 1) * Wide{element_size};
     require(end <= Wide{std::numeric_limits<int64_t>::max()}, name, " of address ", tensor.address,
-            ", shape ", text(tensor.shape), " and strides ", text(tensor.strides),
+            ", shape ", Text{tensor.shape}, " and strides ", Text{tensor.strides},
             " ends beyond the address space");
     return {name, tensor.address, static_cast<uintptr_t>(end)};
 }
