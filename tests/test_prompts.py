@@ -143,7 +143,9 @@ def test_prompt_and_output_must_fit_model_and_cache(prompt: int, new: int, says:
     if says is None:
         limits.check(prompt, new)
         return
-    with pytest.raises(PromptTooLong, match=says):
+    with pytest.raises(PromptTooLong, match=rf"^story: .*{says}"):
+        limits.check(prompt, new, "story")
+    with pytest.raises(PromptTooLong, match=rf"^{prompt} prompt tokens.*{says}"):
         limits.check(prompt, new)
 
 

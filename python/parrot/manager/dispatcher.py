@@ -299,7 +299,7 @@ class Dispatcher:
         pieces = self._builder.step_pieces(call, missing)
         first_step = len(prompt.fills)
         size = num_chars(pieces)
-        self._builder.refuse_hopeless(size, limits)
+        self._builder.refuse_hopeless(size, limits, call.function)
         # A long constant that other prompts had is known; a thread would only delay it.
         if size > THREAD_CHARS:
             size = self._builder.num_new_chars(pieces, first_step=first_step, domain=call.domain)
@@ -334,7 +334,7 @@ class Dispatcher:
 
     def _queue(self, call: Call, prompt: CallPrompt, steps: Sequence[Step], limits: Limits) -> None:
         run_prompt = assemble(prompt, call, steps)
-        limits.check(run_prompt.num_tokens, num_new_tokens(steps))
+        limits.check(run_prompt.num_tokens, num_new_tokens(steps), call.function)
         number = self.new_id()
         application = self._owner.application(call)
         run = Run(wire.CallId(number), wire.ContextId(number), call, application, run_prompt)
@@ -390,7 +390,7 @@ class Dispatcher:
             pieces = self._builder.step_pieces(call, missing)
             prompt.fills += self._builder.encode(pieces, first_step=len(prompt.fills), domain=call.domain)
         run.prompt = assemble(prompt, call, steps)
-        self.limits.check(run.prompt.num_tokens, num_new_tokens(steps))
+        self.limits.check(run.prompt.num_tokens, num_new_tokens(steps), call.function)
         return steps
 
     def _send_aborts(self) -> None:

@@ -36,10 +36,11 @@ class Limits:
             min(engine.cost_model.num_blocks for engine in registrations),
         )
 
-    def check(self, num_prompt: int, num_new: int) -> None:
-        """Raise :class:`PromptTooLong` with the numbers if prompt and output do not fit together."""
+    def check(self, num_prompt: int, num_new: int, function: str = "") -> None:
+        """Raise :class:`PromptTooLong` if prompt and output do not fit together, with the numbers and the
+        name of the call's ``function``."""
         total = num_prompt + num_new
-        held = f"{num_prompt} prompt tokens and up to {num_new} new ones"
+        held = f"{_of(function)}{num_prompt} prompt tokens and up to {num_new} new ones"
         if total > self.max_model_len:
             raise PromptTooLong(
                 f"{held} exceed the model's context of {self.max_model_len} tokens; "
@@ -52,6 +53,11 @@ class Limits:
                 "shorten the prompt, lower max_tokens, or start the engine with more --num-blocks",
                 param="prompt",
             )
+
+
+def _of(function: str) -> str:
+    """How a message about a call's prompt begins."""
+    return f"{function}: " if function else ""
 
 
 @dataclass(slots=True)
@@ -190,13 +196,13 @@ class PromptBuilder:
         """Whether no tokenisation could make a text of so many characters short enough."""
         return num_chars // self._longest_token_bytes > limits.max_model_len
 
-    def refuse_hopeless(self, num_chars: int, limits: Limits) -> None:
+    def refuse_hopeless(self, num_chars: int, limits: Limits, function: str = "") -> None:
         """Raise :class:`PromptTooLong` for a text that no tokenisation could make short enough."""
         if self.is_hopeless(num_chars, limits):
             least = num_chars // self._longest_token_bytes
             raise PromptTooLong(
-                f"a prompt of {num_chars} characters is at least {least} tokens and exceeds the model's "
-                f"context of {limits.max_model_len}",
+                f"{_of(function)}a prompt of {num_chars} characters is at least {least} tokens and exceeds "
+                f"the model's context of {limits.max_model_len}",
                 param="prompt",
             )
 

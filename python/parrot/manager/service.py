@@ -200,7 +200,7 @@ class Service:
             return
         domain = self.tenants.get(tenant).number
         prompt = self._sessions.prompts.get(call, where=call.function or "a call", domain=domain)
-        builder.refuse_hopeless(prompt.num_constant_chars, limits)
+        builder.refuse_hopeless(prompt.num_constant_chars, limits, call.function or "")
 
     def _taken_before(self, body: api.SubmitBody, tenant: str) -> api.SubmitReply | None:
         """The answer to a submit that came before, if its ``submit_id`` says that this one did."""

@@ -82,6 +82,12 @@ class Variable:
         return self.state is _PENDING
 
     @property
+    def label(self) -> str:
+        """How messages name it: with the function that it is an output of."""
+        function = self.producer.function if self.producer is not None else ""
+        return f"variable {self.id} (an output of {function})" if function else f"variable {self.id}"
+
+    @property
     def sources(self) -> tuple[Variable, ...]:
         """The variables that a derived variable reads; empty for others."""
         return tuple(source.variable for source in self.derivation.sources) if self.derivation else ()
