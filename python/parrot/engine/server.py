@@ -181,11 +181,9 @@ def _load_model(config: EngineConfig) -> tuple[Engine, wire.ModelInfo, wire.Cost
         live_cost=LiveCost(cost_model),
     )
     log.info(
-        "engine %s: %s in %s on %s, %d threads, %d blocks of %d tokens, step = %.0f us + %.1f us per sequence"
-        " + %.1f us per prefill token + %.3f us per KV token, ready in %.1f s",
+        "engine %s: %s in %s on %s, %d threads, %d blocks of %d tokens, a step takes %s, ready in %.1f s",
         *(config.name, config.model, dtype, device, torch.get_num_threads()),
-        *(num_blocks, config.block_size, cost_model.base_us, cost_model.per_sequence_us),
-        *(cost_model.per_prefill_token_us, cost_model.per_kv_token_us, time.monotonic() - started),
+        *(num_blocks, config.block_size, cost_model, time.monotonic() - started),
     )
     return engine, _model_info(config.model, tokenizer, model, dtype, device), cost_model
 

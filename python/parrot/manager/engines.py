@@ -224,7 +224,7 @@ class EngineRegistry:
 
     def _heartbeat(self, engine: Engine, message: wire.Heartbeat) -> None:
         if message.cost is not None and engine.reprice(message.cost) and self._events is not None:
-            log.info("steps of engine %s have come to take %s", engine.name, message.cost)
+            log.debug("steps of engine %s have come to take %s", engine.name, message.cost)
             self._events.engine_repriced(engine)
         has_missed = message.num_missing > engine.num_missing
         engine.num_missing = max(engine.num_missing, message.num_missing)

@@ -196,9 +196,10 @@ class _Manager:
     def _announce(self, registry: EngineRegistry) -> None:
         host, port = self._listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        waiting = "" if registry.alive else "calls wait for the first engine, "
         log.info(
-            "serving %s on %s; calls wait for the first engine, engines join at %s",
-            *(self._config.model, url, registry.address),
+            "serving %s on %s; %sengines join at %s",
+            *(self._config.model, url, waiting, registry.address),
         )
         if self._config.api_keys is None and not is_loopback("host", host):
             log.warning("nobody needs a key: whoever can reach %s may use the service", url)
