@@ -269,6 +269,8 @@ def print_tallies(
     console.print(
         f"Of Parrot's calls {num_latency} were latency-sensitive and {len(calls) - num_latency} for "
         f"throughput, in {len(groups)} task groups. {distance} "
+        "Texts, and so the tokens of later prompts, may differ between the ways: what else is in a batch "
+        "changes how sums are rounded. "
         "One run of each, Parrot's first: a look, no measurement (python -m bench).",
         style="dim",
     )

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from parrot.cli.measure import Run
-from parrot.cli.report import print_calls, print_times
+from parrot.cli.report import print_busy, print_calls, print_times
 from test_timeline import make_call
 
 CALLS = tuple(make_call("summarise_part", 0, 0, 100_000 * i, 200_000 * i, 900_000) for i in range(1, 13))
@@ -41,3 +41,12 @@ def test_both_times_are_printed_with_their_requests() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert [line.split()[-3:] for line in text.splitlines()[1:3]] == [["1.00", "s", "3"], ["1.00", "s", "12"]]
     assert "250 ms" in text
+    assert "a get that lasts over 20 s is asked again" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("load", "said"), [(2.0, False), (2.1, True)])
+def test_a_busy_machine_is_named(load: float, said: bool) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    print_busy(console, load, num_cores=4)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert (f"a load of {load} on 4 cores" in text) == said

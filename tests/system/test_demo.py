@@ -36,7 +36,7 @@ def test_the_demo_prints_summary_times_and_calls_and_draws_every_call(tmp_path: 
     options = ["--chunks", "3", "--max-tokens", "6", "--rtt-ms", "20", "--out", "picture.svg"]
     output = run("-m", "parrot.cli.main", "demo", *options, cwd=tmp_path)
     assert "summary of Compound statements" in output
-    ended = re.findall(r"^(.+): 4 calls ended after [\d.]+ s$", output, re.MULTILINE)
+    ended = re.findall(r"^(.+): 4 calls ended$", output, re.MULTILINE)
     assert ended == ["Parrot", "client-orchestrated twin"], "progress without a terminal"
     for word in ("Parrot", "client-orchestrated twin", "summarise_part 3", "combine", "engine-0", "20 ms"):
         assert word in output

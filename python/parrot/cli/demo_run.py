@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from ..models import install_model
 from ..timeline import render_svg
 from .measure import Run, ended_calls, engine_views, run_parrot, run_twin, start_service, to_track, warm_up
 from .network import RoundTrip, SharedRoundTrip
-from .report import print_calls, print_times
+from .report import print_busy, print_calls, print_times
 
 _CHUNK_TOKENS = 237
 
@@ -44,6 +44,7 @@ class DemoOptions:
 def run_demo(options: DemoOptions) -> None:
     """Run the demo. Raises :class:`SetupError` naming the fix if something is not installed."""
     console = Console()
+    print_busy(console, os.getloadavg()[0], os.cpu_count() or 1)
     example, document = load_examples()
     text = _read(document, options.file)
     _make_folder(options.out)
@@ -123,7 +124,6 @@ def _warm_up(progress: Progress, url: str, example: ModuleType, network: SharedR
 @contextmanager
 def _count_calls(progress: Progress, url: str, way: str, total: int) -> Iterator[None]:
     """Show how many calls of a run have ended, while it runs."""
-    begin_s = time.monotonic()
     task = progress.add_task(way, total=total)
     before = len(ended_calls(url))
     stop = threading.Event()
@@ -140,7 +140,7 @@ def _count_calls(progress: Progress, url: str, way: str, total: int) -> Iterator
         stop.set()
         thread.join()
         progress.update(task, completed=total)
-    _print_plain(progress, f"{way}: {total} calls ended after {time.monotonic() - begin_s:.1f} s")
+    _print_plain(progress, f"{way}: {total} calls ended")
 
 
 def _print_plain(progress: Progress, line: str) -> None:

@@ -44,6 +44,17 @@ def print_calls(console: Console, run: Run) -> None:
     console.print(table)
 
 
+def print_busy(console: Console, load: float, num_cores: int) -> None:
+    """A line if ``load``, the processes that want to run, takes more than half of the cores at the start."""
+    if load > num_cores / 2:
+        console.print(
+            f"This machine is busy: a load of {load:.1f} on {num_cores} cores. The times below suffer, "
+            "and not alike.",
+            style="yellow",
+            highlight=False,
+        )
+
+
 def print_times(console: Console, parrot: Run, twin: Run, rtt_ms: int) -> None:
     """Both makespans and what they are made of."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
@@ -55,7 +66,7 @@ def print_times(console: Console, parrot: Run, twin: Run, rtt_ms: int) -> None:
     console.print(table)
     console.print(
         f"A round trip of {rtt_ms} ms is emulated. Parrot's requests, a submit and a get that travels while "
-        "calls run, take one in all; the twin's take one each.",
+        "calls run, take one in all (a get that lasts over 20 s is asked again); the twin's take one each.",
         style="dim",
     )
     console.print("One run of each, Parrot's first: a look, no measurement (python -m bench).", style="dim")
