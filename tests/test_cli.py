@@ -209,6 +209,17 @@ def test_models_are_listed_with_what_is_missing(monkeypatch: pytest.MonkeyPatch,
     ]
 
 
+def test_no_command_is_cut_off_in_the_list_on_a_narrow_terminal() -> None:
+    shown = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "80"}).output
+    assert "model    " in shown
+    assert "..." not in shown.split("Commands:")[1]
+
+
+def test_the_help_of_an_engine_begins_with_what_it_must_be_given() -> None:
+    shown = CliRunner().invoke(cli.app, ["engine", "--help"], env={"COLUMNS": "80"}).output
+    assert re.findall(r"^  (?:-\w, )?(--[a-z-]+)", shown, re.MULTILINE)[:2] == ["--manager", "--model"]
+
+
 def test_the_version_is_printed() -> None:
     result = CliRunner().invoke(cli.app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"parrot {parrot.__version__}\n")

@@ -19,7 +19,9 @@ def demo(
     ] = 250,
     out: Annotated[Path, typer.Option(help="Where the timeline goes.")] = Path("out/timeline.svg"),
 ) -> None:
-    """Summarise a document by map-reduce, with Parrot and client-orchestrated, and draw a timeline."""
+    """Summarise a document with Parrot and without it, and draw both.
+
+    By map-reduce; the other way is orchestrated by a client. The timeline shows every call."""
     from .demo_run import DemoOptions, run_demo
 
     run_demo(DemoOptions(file, chunks, max_tokens, rtt_ms, out))

@@ -16,7 +16,9 @@ def doctor(
     port: Annotated[int, typer.Option(help="The port that will be served on.")] = 8642,
     json_output: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
 ) -> None:
-    """Check this machine; exit code 1 if something that Parrot needs is broken."""
+    """Check this machine for what Parrot needs.
+
+    Exit code 1 if something of that is broken."""
     from .checks import run_checks
 
     checks = run_checks(model, port)

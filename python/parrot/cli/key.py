@@ -14,7 +14,7 @@ from ..errors import ConfigError, NotFound
 if TYPE_CHECKING:
     from ..manager.key_file import TenantLimits
 
-app = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
+app = typer.Typer(no_args_is_help=True, help="API keys of tenants, CURVE keys of engines.")
 File = Annotated[Path, typer.Option("--file", help="The file of keys, as --api-keys names it to a service.")]
 Tenant = Annotated[str, typer.Argument(help="Letters, digits, '.', '_' and '-'.")]
 Note = Annotated[str, typer.Option(help="What the list says beside the key.")]

@@ -51,7 +51,7 @@ Off = Annotated[
     typer.Option(
         "--off",
         metavar="NAME",
-        help=f"Do without one of {', '.join(SWITCHES)}; may be repeated.",
+        help=f"Do without one of {', '.join(SWITCHES)} (docs/scheduling.md); may be repeated.",
         rich_help_panel=Topic.SCHEDULING,
     ),
 ]
@@ -238,7 +238,10 @@ Simulate = Annotated[
 Verbose = Annotated[
     bool,
     typer.Option(
-        "--verbose", "-v", help="Log what happens, not only what is wrong.", rich_help_panel=Topic.PROCESS
+        "--verbose",
+        "-v",
+        help="Log all that happens; without it starts, ends, engines that come and go, and what is wrong.",
+        rich_help_panel=Topic.PROCESS,
     ),
 ]
 

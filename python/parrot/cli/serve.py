@@ -41,9 +41,10 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve a model: a manager and the engines it keeps alive, on this machine.
+    """Serve a model: a manager and engines on this machine.
 
-    More engines can join with `parrot engine --manager tcp://127.0.0.1:PORT`, PORT being the engine port."""
+    Engines that end are started again. More can join with `parrot engine --manager tcp://127.0.0.1:PORT`,
+    PORT being the engine port."""
     devices = _devices(engines, engine.device, gpus)
     if engine.simulate is not None:
         from ..engine.cost_file import read_cost
@@ -90,7 +91,7 @@ def engine(
     *,
     manager: Annotated[
         str,
-        typer.Option(help="Address to join, such as tcp://127.0.0.1:8643.", rich_help_panel=Topic.JOINING),
+        typer.Option(help="Address to join, such as tcp://127.0.0.1:8643.", rich_help_panel=Topic.REQUIRED),
     ],
     name: Annotated[
         str,
@@ -122,8 +123,8 @@ def engine(
         typer.Option(
             "--write-cost",
             metavar="FILE",
-            help="Store what the engine measures at its start.",
-            rich_help_panel=Topic.MODEL,
+            help="Store what steps cost, as the engine measures it at its start.",
+            rich_help_panel=Topic.TUNING,
         ),
     ] = None,
 ) -> None:

@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 class Topic(StrEnum):
     """Headings, in the order in which they are shown; an option names its own as ``rich_help_panel``."""
 
+    REQUIRED = "Required"
     MODEL = "Model and devices"
     API = "HTTP API"
     JOINING = "Where engines join"
