@@ -6,11 +6,14 @@ import asyncio
 import json
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from parrot.errors import ConfigError, PortInUse
-from parrot.manager.server import bind_listener, write_ready_file
+from parrot.manager.engine import Engine
+from parrot.manager.engines import EngineRegistry
+from parrot.manager.server import bind_listener, where_engines_join, write_ready_file
 
 
 def test_a_hundred_parallel_starts_find_free_ports() -> None:
@@ -30,6 +33,12 @@ def test_a_taken_port_is_a_typed_error_that_names_it() -> None:
 def test_a_bound_port_accepts_before_anything_serves() -> None:
     with bind_listener("127.0.0.1", 0) as listener:
         socket.create_connection(listener.getsockname(), timeout=60).close()
+
+
+@pytest.mark.parametrize(("num_engines", "waiting"), [(0, "calls wait for the first engine, "), (1, "")])
+def test_calls_are_said_to_wait_only_while_no_engine_has_joined(num_engines: int, waiting: str) -> None:
+    registry = Mock(EngineRegistry, alive=[Mock(Engine)] * num_engines, address="tcp://127.0.0.1:2")
+    assert where_engines_join(registry) == f"{waiting}engines join at tcp://127.0.0.1:2"
 
 
 def test_the_ready_file_appears_whole(tmp_path: Path) -> None:

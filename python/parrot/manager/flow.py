@@ -269,7 +269,7 @@ class Flow:
             variable, _ = self._unread.popitem()
             has_origin = variable.producer is not None or variable.derivation is not None
             if variable.pending and has_origin and not _is_wanted(variable):
-                message = f"{variable.label}: everything that needed it was cancelled"
+                message = f"{variable.name}: everything that needed it was cancelled"
                 self.break_variable(variable, Cancelled(message).to_info())
                 self.run()
 

@@ -182,7 +182,7 @@ class Graph:
         if not variable.pending:
             return Changes()
         flow = self.new_flow()
-        self._drop(flow, variable, Cancelled(f"{variable.label} was cancelled", param=var_id))
+        self._drop(flow, variable, Cancelled(f"{variable.name} was cancelled", param=var_id))
         return self.finish(flow)
 
     def expire(self, now_us: int) -> Changes:
@@ -194,7 +194,7 @@ class Graph:
                 del self._expiring[variable]
             elif expires_us <= now_us:
                 del self._expiring[variable]
-                message = f"{variable.label} was not there by its deadline"
+                message = f"{variable.name} was not there by its deadline"
                 self._drop(flow, variable, DeadlineExceeded(message, param=variable.id))
         return self.finish(flow)
 

@@ -196,11 +196,7 @@ class _Manager:
     def _announce(self, registry: EngineRegistry) -> None:
         host, port = self._listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        waiting = "" if registry.alive else "calls wait for the first engine, "
-        log.info(
-            "serving %s on %s; %sengines join at %s",
-            *(self._config.model, url, waiting, registry.address),
-        )
+        log.info("serving %s on %s; %s", self._config.model, url, where_engines_join(registry))
         if self._config.api_keys is None and not is_loopback("host", host):
             log.warning("nobody needs a key: whoever can reach %s may use the service", url)
         if self._config.ready_file is not None:
@@ -243,6 +239,13 @@ class _Manager:
                 _ANSWER_GRACE_S, int(until - time.monotonic())
             )
             self._server.should_exit = True
+
+
+def where_engines_join(registry: EngineRegistry) -> str:
+    """In words, for the line that says that the API answers; an engine that is left of an earlier manager
+    may have joined by then."""
+    waiting = "" if registry.alive else "calls wait for the first engine, "
+    return f"{waiting}engines join at {registry.address}"
 
 
 def write_ready_file(path: Path, url: str, addresses: Mapping[str, str]) -> None:

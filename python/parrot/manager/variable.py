@@ -82,7 +82,7 @@ class Variable:
         return self.state is _PENDING
 
     @property
-    def label(self) -> str:
+    def name(self) -> str:
         """How messages name it: with the function that it is an output of."""
         function = self.producer.function if self.producer is not None else ""
         return f"variable {self.id} (an output of {function})" if function else f"variable {self.id}"
