@@ -5,8 +5,11 @@ requests from them, so that both sides agree by construction. Unknown fields are
 """
 
 from .common import (
+    FIRST_ONLY,
+    MAX_BIASES,
     Body,
     Criteria,
+    FewBiases,
     Name,
     RequestId,
     SessionId,
@@ -50,6 +53,7 @@ from .sampling import (
     Bias,
     Choice,
     SamplingBody,
+    Stop,
     TokenId,
 )
 from .transforms import (
@@ -68,6 +72,8 @@ from .transforms import (
 )
 
 __all__ = [
+    "FIRST_ONLY",
+    "MAX_BIASES",
     "MAX_GRAMMAR_CHARS",
     "MAX_LOGPROBS",
     "MAX_SCHEMA_DEPTH",
@@ -85,6 +91,7 @@ __all__ = [
     "EnginesReply",
     "ErrorDetail",
     "ErrorReply",
+    "FewBiases",
     "GetBody",
     "GetReply",
     "GraphReply",
@@ -105,6 +112,7 @@ __all__ = [
     "SetBody",
     "SourceBody",
     "Split",
+    "Stop",
     "Strip",
     "SubmitBody",
     "SubmitReply",

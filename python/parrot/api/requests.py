@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from .common import Body, Criteria, Flag, Name, RequestId, SessionId, TargetMs, Text, VarId
+from .common import FIRST_ONLY, Body, Criteria, Flag, Name, RequestId, SessionId, TargetMs, Text, VarId
 from .sampling import SamplingBody
 from .transforms import Transforms
 
@@ -33,7 +33,9 @@ class VariableBody(Body):
 
     semantic_var_id: VarId
     value: Text | None = None
-    sources: tuple[SourceBody, ...] | None = Field(default=None, min_length=1, max_length=65536)
+    sources: Annotated[tuple[SourceBody, ...], FIRST_ONLY] | None = Field(
+        default=None, min_length=1, max_length=65536
+    )
     separator: str = Field(default="\n", max_length=256)
     transforms: Transforms = ()
 
@@ -72,8 +74,10 @@ class CallBody(Body):
     request_id: RequestId | None = None
     model: Text | None = None
     prompt: Text | None = None
-    messages: tuple[MessageBody, ...] | None = Field(default=None, min_length=1, max_length=4096)
-    placeholders: tuple[PlaceholderBody, ...] = Field(default=(), max_length=4096)
+    messages: Annotated[tuple[MessageBody, ...], FIRST_ONLY] | None = Field(
+        default=None, min_length=1, max_length=4096
+    )
+    placeholders: Annotated[tuple[PlaceholderBody, ...], FIRST_ONLY] = Field(default=(), max_length=4096)
     objective: Criteria | None = None
     target_ms: TargetMs | None = Field(default=None, validate_default=True)
 
@@ -113,9 +117,9 @@ class SubmitBody(Body):
     session_id: SessionId
     submit_id: RequestId | None = None
     create_session: Flag = False
-    variables: tuple[VariableBody, ...] = ()
-    calls: tuple[CallBody, ...] = ()
-    labels: tuple[LabelBody, ...] = ()
+    variables: Annotated[tuple[VariableBody, ...], FIRST_ONLY] = ()
+    calls: Annotated[tuple[CallBody, ...], FIRST_ONLY] = ()
+    labels: Annotated[tuple[LabelBody, ...], FIRST_ONLY] = ()
     _text: bytes | None = PrivateAttr(default=None)
 
     def came_as(self, text: bytes) -> SubmitBody:

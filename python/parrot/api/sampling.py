@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from .common import Body, Flag
+from .common import FIRST_ONLY, MAX_BIASES, Body, FewBiases, Flag
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Choice = Annotated[str, Field(min_length=1, max_length=4096)]
 MAX_LOGPROBS = 20
 MAX_GRAMMAR_CHARS = 256 * 1024
@@ -36,17 +37,17 @@ class SamplingBody(Body):
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     repetition_penalty: float = Field(default=1.0, ge=1e-6, le=10.0)
-    logit_bias: dict[TokenId, Bias] = Field(default_factory=dict, max_length=1024)
+    logit_bias: Annotated[dict[TokenId, Bias], FewBiases] = Field(default_factory=dict, max_length=MAX_BIASES)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=16)
-    stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=128)
+    stop: Annotated[tuple[Stop, ...], FIRST_ONLY] = Field(default=(), max_length=16)
+    stop_token_ids: Annotated[tuple[TokenId, ...], FIRST_ONLY] = Field(default=(), max_length=128)
     min_tokens: int = Field(default=0, ge=0, le=2**20)
     ignore_eos: Flag = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)  # alternatives beside each id's own
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)  # not in a session
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     regex: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)] | None = None
-    choices: Annotated[tuple[Choice, ...], Field(min_length=1, max_length=4096)] | None = None
+    choices: Annotated[tuple[Choice, ...], FIRST_ONLY, Field(min_length=1, max_length=4096)] | None = None
 
     @field_validator("min_tokens")
     @classmethod

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .common import Body, Flag, Text
+from .common import FIRST_ONLY, Body, Flag, Text
 
 
 class Strip(Body):
@@ -97,4 +97,4 @@ Transform = Annotated[
     Strip | Regex | JsonPath | Split | Item | Join | Template | Lines | ToNumber | Default,
     Field(discriminator="op"),
 ]
-Transforms = Annotated[tuple[Transform, ...], Field(max_length=32)]
+Transforms = Annotated[tuple[Transform, ...], FIRST_ONLY, Field(max_length=32)]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..api import MAX_LOGPROBS, SamplingBody, Text
+from ..api import FIRST_ONLY, MAX_LOGPROBS, FewBiases, SamplingBody, Stop, Text
 from ..errors import InvalidRequest, UnsupportedParameter
 from .http_errors import invalid_request
 
@@ -33,7 +33,6 @@ _SAME = (
     *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "stop_token_ids", "min_tokens", "ignore_eos"),
 )
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
 TopLogprobs = Annotated[int, Field(strict=True, ge=0, le=MAX_LOGPROBS)]
 
 
@@ -95,10 +94,10 @@ class OpenAIRequest(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Annotated[dict[int, float], FewBiases] | None = None
     seed: int | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: Stop | Annotated[list[Stop], FIRST_ONLY, Field(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[int], FIRST_ONLY] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
@@ -194,7 +193,12 @@ def _is_neutral(name: str, value: object) -> bool:
 class CompletionRequest(OpenAIRequest):
     """``POST /v1/completions``. Control strings in the prompt become control tokens; ids are taken as is."""
 
-    prompt: Text | list[Text] | list[int] | list[list[int]]
+    prompt: (
+        Text
+        | Annotated[list[Text], FIRST_ONLY]
+        | Annotated[list[int], FIRST_ONLY]
+        | Annotated[list[Annotated[list[int], FIRST_ONLY]], FIRST_ONLY]
+    )
     logprobs: TopLogprobs | None = None
     echo: Annotated[bool, Field(strict=True)] | None = None
     max_tokens: int | None = Field(default=None, ge=0, le=2**20)  # 0, the prompt alone, needs echo
@@ -229,7 +233,7 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    content: Text | Annotated[list[TextPart], FIRST_ONLY, Field(min_length=1)]
 
     @property
     def text(self) -> str:
@@ -242,7 +246,7 @@ class ChatMessage(BaseModel):
 class ChatRequest(OpenAIRequest):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[ChatMessage], FIRST_ONLY, Field(min_length=1, max_length=4096)]
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**20)
     logprobs: Annotated[bool, Field(strict=True)] | None = None
     top_logprobs: TopLogprobs | None = None
