@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -30,12 +31,12 @@ from parrot.engine.graphs import (
 from parrot.engine.model import DecoderModel
 from parrot.engine.overlap import OverlappingEngine
 from parrot.engine.runner import ModelRunner
-from parrot.engine.sampling import Sampler
+from parrot.engine.sampling import OutputState, Sampler
 from parrot.kernels.draws import DRAW
 from parrot.kernels.gpu_ops import GpuOps
 from parrot.kernels.ops import StepLimits
 from parrot.tokenizer.tokenizer import Tokenizer
-from parrot.wire import EngineStats
+from parrot.wire import EngineStats, Sampling
 from tiny_models import write_tiny_model
 
 pytestmark = pytest.mark.usefixtures("tall_tiles")
@@ -265,6 +266,32 @@ def test_ids_drawn_in_a_recorded_step_are_those_drawn_behind_it(
     assert ids(place.runner(tiny, recorded=True)) == expected
     assert len(behind) <= 2, "a decode was drawn behind its step"
     assert len({tuple(each) for each in expected}) == len(kinds)
+
+
+def test_a_recorded_step_draws_the_ids_of_the_reference(place: Place, tiny: Path) -> None:
+    """The ids of the step itself, which a place without a GPU draws once more behind it."""
+    runner = place.runner(tiny, recorded=True)
+    kinds = [Sampling(**kind) for kind in MIXED[:4]] * 3  # type: ignore[arg-type]
+    states = [
+        OutputState(
+            msgspec.structs.replace(kind, seed=i), 0, np.empty(0, np.int32), frozenset(), constrained=False
+        )
+        for i, kind in enumerate(kinds)
+    ]
+    sampler, num_drawn = Sampler(), 0
+    for seed in range(6):
+        fill(runner, seed)
+        rows = 12 if seed % 2 else 7
+        batch = decodes([20 + i for i in range(rows)], 1, seed)
+        positions = [100 * seed + i for i in range(rows)]
+        batch.draws = sampler.draws(states[:rows], positions)
+        logits, likeliest, drawn = runner.compute(batch)
+        assert drawn is not None
+        assert likeliest is not None
+        expected = Sampler().sample(logits.cpu(), states[:rows], positions)
+        assert drawn.tolist() == expected
+        num_drawn += sum(int(a != b) for a, b in zip(expected, likeliest.tolist(), strict=True))
+    assert num_drawn > 10, "ids that are not the likeliest"
 
 
 def test_draws_of_other_rows_than_those_of_the_step_are_left_to_the_sampler(place: Place, tiny: Path) -> None:

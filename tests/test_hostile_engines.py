@@ -28,6 +28,8 @@ WRONG_REGISTRATIONS: list[dict[str, Any]] = [
     {"sequence": UINT64},
     {"name": ""},
     {"name": "x" * 100_000},
+    {"name": ""},
+    {"name": "engine\n2026-01-01 ERROR a line of its own"},
 ]
 
 

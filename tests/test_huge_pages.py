@@ -60,6 +60,12 @@ def test_no_more_than_so_many_pages_move(monkeypatch: pytest.MonkeyPatch) -> Non
     assert huge_pages.gather() == 0
 
 
+def test_a_mapped_file_may_have_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "smaps").write_bytes(b"1000-2000 r--p 00000000 fe:00 7 /lib/v\xff.so\nRss: 4 kB\n")
+    monkeypatch.setattr(huge_pages, "_SMAPS", tmp_path / "smaps")
+    assert huge_pages.gather() == 0
+
+
 def test_where_the_kernel_does_not_say_what_is_mapped_nothing_moves(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -79,6 +79,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_range("block_size", self.block_size, 16, 16)
+        if re.fullmatch(r"[!-~]{1,128}", self.name) is None:
+            raise ConfigError(
+                f"name = {self.name!r:.200} is not 1 to 128 visible ASCII characters without a space",
+                param="name",
+            )
         if re.fullmatch(r"cpu|cuda(:(0|[1-9]\d?))?", self.device) is None:
             raise ConfigError(f"device = {self.device!r} is not cpu, cuda or cuda:N", param="device")
         if self.parent_pid is not None:

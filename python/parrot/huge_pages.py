@@ -22,7 +22,7 @@ def gather() -> int:
     """Move what is there into huge pages; returns their number, 0 where the kernel cannot. Takes some
     milliseconds for each, and no more memory than there is already but for what rounding takes."""
     try:
-        mappings = _SMAPS.read_text()
+        mappings = _SMAPS.read_text(errors="replace")  # names of files are bytes
     except OSError:
         return 0
     madvise = ctypes.CDLL(None, use_errno=True).madvise

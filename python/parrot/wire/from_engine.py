@@ -16,6 +16,7 @@ _Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 _Capacity = Annotated[int, msgspec.Meta(ge=1, le=2**40)]  # as the scheduler takes it
 _Cost = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # us; NaN is outside of every limit
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+_EngineName = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{1,128}\Z")]  # it stands in lines of the log
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _Call = Annotated[CallId, msgspec.Meta(ge=0, le=2**53)]
 _Context = Annotated[ContextId, msgspec.Meta(ge=0, le=2**53)]
@@ -106,7 +107,7 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     ``epoch`` differs at every start of the engine: a new one under an old name means the old one died."""
 
     protocol_version: _Count
-    name: _Name
+    name: _EngineName
     epoch: _Name
     pid: _Count
     model: ModelInfo
