@@ -272,12 +272,9 @@ def test_a_recorded_step_draws_the_ids_of_the_reference(place: Place, tiny: Path
     """The ids of the step itself, which a place without a GPU draws once more behind it."""
     runner = place.runner(tiny, recorded=True)
     kinds = [Sampling(**kind) for kind in MIXED[:4]] * 3  # type: ignore[arg-type]
-    states = [
-        OutputState(
-            msgspec.structs.replace(kind, seed=i), 0, np.empty(0, np.int32), frozenset(), constrained=False
-        )
-        for i, kind in enumerate(kinds)
-    ]
+    seeded = [msgspec.structs.replace(kind, seed=i) for i, kind in enumerate(kinds)]
+    nothing = np.empty(0, np.int32)
+    states = [OutputState(kind, 0, nothing, frozenset(), constrained=False) for kind in seeded]
     sampler, num_drawn = Sampler(), 0
     for seed in range(6):
         fill(runner, seed)

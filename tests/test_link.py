@@ -52,7 +52,7 @@ def ping(router: zmq.Socket[bytes], identity: bytes, manager_id: str = "m1") -> 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "a b", "x" * 129, "\udcff", "ä"])
 def test_a_name_that_cannot_stand_in_a_log_is_refused_before_anything_is_loaded(name: str) -> None:
-    with pytest.raises(ConfigError, match="name = .* is not 1 to 128 visible ASCII characters"):
+    with pytest.raises(ConfigError, match=r"name = .* is not 1 to 128 visible ASCII characters"):
         EngineConfig(manager_address="tcp://127.0.0.1:1", name=name)
 
 
