@@ -143,6 +143,8 @@ def test_a_message_of_many_parts_is_cut_and_the_rest_dropped_in_many_turns(
                 most = max(most, counted.count - before)
             assert most <= 4  # the parts handed over, or one that is dropped, and one that is not there
             assert counted.count > 1000
+            assert router.take_blocked_s() > 0
+            assert router.take_blocked_s() == 0
             assert [parts[1:] for parts in (arrived.get_nowait(), arrived.get_nowait())] == [
                 [b"0", b"1"],
                 [b"next"],

@@ -156,7 +156,10 @@ def test_a_silent_engine_is_lost_and_one_that_beats_is_not() -> None:
     with_registry(scenario)
 
 
-def test_time_in_which_the_manager_itself_stood_still_is_no_silence_of_an_engine() -> None:
+@pytest.mark.parametrize("reason", ["the loop stood still", "a peer held up the others"])
+def test_time_in_which_an_engine_could_not_be_heard_is_no_silence_of_it(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(registry: EngineRegistry, events: Recorder, peer: Callable[[], Peer]) -> None:
         live = peer()
         await live.send(register("e1"))
@@ -164,7 +167,11 @@ def test_time_in_which_the_manager_itself_stood_still_is_no_silence_of_an_engine
         engine, num_beats = events.joined[0], events.num_heartbeats
         engine.num_dispatched = 1  # it has work, and so should make steps
         stood_still_s = 2 * max(CONFIG.lost_after_s, CONFIG.stall_after_s)
-        registry._last_beat -= stood_still_s
+        if reason == "the loop stood still":
+            registry._last_beat -= stood_still_s
+        else:
+            blocked = [stood_still_s]
+            monkeypatch.setattr(registry._socket, "take_blocked_s", lambda: blocked.pop() if blocked else 0.0)
         engine.last_seen -= stood_still_s
         engine.progress.since -= stood_still_s
         await until(lambda: events.num_heartbeats > num_beats + 1)

@@ -45,6 +45,10 @@ class EngineSocket(Protocol):
     def start(self, receive: Receiver) -> None:
         """From now on hand every message over on the loop, in the order in which they came."""
 
+    def take_blocked_s(self) -> float:
+        """Seconds, of those since it was last asked, in which what one peer sent held up the frames of all
+        others."""
+
     def close(self) -> None:
         """End without waiting for dead peers."""
 
@@ -62,6 +66,8 @@ class RouterSocket:
         self._receive: Receiver | None = None
         self._turn_is_due = False
         self._has_rest = False  # of a message whose first parts were handed over
+        self._rest_since = 0.0
+        self._blocked_s = 0.0
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._configure()
@@ -177,7 +183,8 @@ class RouterSocket:
             part = self._socket.recv(_NOW, copy=False)
             parts.append(part.bytes)
             more = part.more
-        self._has_rest = more
+        if more:
+            self._has_rest, self._rest_since = True, now_s()
         return parts
 
     def _drop_rest(self, until: float) -> None:
@@ -187,6 +194,16 @@ class RouterSocket:
             if now_s() >= until:
                 return
         self._has_rest = False
+        self._blocked_s += now_s() - self._rest_since
+
+    def take_blocked_s(self) -> float:
+        """See :class:`EngineSocket`."""
+        blocked_s, self._blocked_s = self._blocked_s, 0.0
+        if self._has_rest:
+            now = now_s()
+            blocked_s += now - self._rest_since
+            self._rest_since = now
+        return blocked_s
 
     def close(self) -> None:
         """See :class:`EngineSocket`."""

@@ -334,8 +334,8 @@ class EngineRegistry:
     async def _beat(self) -> None:
         await asyncio.sleep(self._config.heartbeat_s)
         now = now_s()
-        # Time in which the loop itself stood still is no silence of an engine.
-        stall = max(now - self._last_beat - self._config.heartbeat_s, 0.0)
+        # Time in which the loop stood still, or a peer held up the others, is no silence of an engine.
+        stall = max(now - self._last_beat - self._config.heartbeat_s, self._socket.take_blocked_s(), 0.0)
         self._last_beat = now
         for engine in list(self._by_epoch.values()):
             engine.last_seen += stall

@@ -52,6 +52,10 @@ class SimulatedWire:
         """See :class:`~parrot.manager.engine_socket.EngineSocket`."""
         self._receive = receive
 
+    def take_blocked_s(self) -> float:
+        """See :class:`~parrot.manager.engine_socket.EngineSocket`."""
+        return 0.0
+
     def close(self) -> None:
         """See :class:`~parrot.manager.engine_socket.EngineSocket`."""
         self._engines.clear()
