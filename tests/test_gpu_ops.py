@@ -49,5 +49,5 @@ def test_every_kernel_compiles_for_hopper() -> None:
     assert kernels == {
         *("_rms_norm", "_silu_mul", "_rope_append", "_prefill", "_attend", "_merge"),
         *("row_product", "rows_product"),
-        *("_best_of_parts", "_best_of_row", "_put_known_ids", "_bounds", "_draw"),
+        *("_best_of_parts", "_best_of_row", "_put_known_ids", "_bounds", "_sum_parts", "_find"),
     }
