@@ -244,7 +244,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("kinds", [MIXED[:1], MIXED[:4], MIXED])
+@pytest.mark.parametrize("kinds", [MIXED[:1], MIXED])
 def test_ids_drawn_in_a_recorded_step_are_those_drawn_behind_it(
     place: Place, tiny: Path, kinds: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +255,7 @@ def test_ids_drawn_in_a_recorded_step_are_those_drawn_behind_it(
             runner, Tokenizer.load(tiny), engine_type=OverlappingEngine, max_batch_size=LIMITS.sequences
         )
         calls = [
-            harness.submit(prompt_of(9 + i, seed=i), max_tokens=12, **kind) for i, kind in enumerate(kinds)
+            harness.submit(prompt_of(9 + i, seed=i), max_tokens=6, **kind) for i, kind in enumerate(kinds)
         ]
         return [result.ids for result in harness.run(*calls)]
 
@@ -276,7 +276,7 @@ def test_a_recorded_step_draws_the_ids_of_the_reference(place: Place, tiny: Path
     nothing = np.empty(0, np.int32)
     states = [OutputState(kind, 0, nothing, frozenset(), constrained=False) for kind in seeded]
     sampler, num_drawn = Sampler(), 0
-    for seed in range(6):
+    for seed in range(2):
         fill(runner, seed)
         rows = 12 if seed % 2 else 7
         batch = decodes([20 + i for i in range(rows)], 1, seed)
@@ -288,7 +288,7 @@ def test_a_recorded_step_draws_the_ids_of_the_reference(place: Place, tiny: Path
         expected = Sampler().sample(logits.cpu(), states[:rows], positions)
         assert drawn.tolist() == expected
         num_drawn += sum(int(a != b) for a, b in zip(expected, likeliest.tolist(), strict=True))
-    assert num_drawn > 10, "ids that are not the likeliest"
+    assert num_drawn > 4, "ids that are not the likeliest"
 
 
 def test_draws_of_other_rows_than_those_of_the_step_are_left_to_the_sampler(place: Place, tiny: Path) -> None:
