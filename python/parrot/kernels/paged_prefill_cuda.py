@@ -53,34 +53,23 @@ class CudaPrefill:
         ):
             check_tensor(name, tensor, shape, query.dtype, self._device)
         with made_current(self._device):
-            self._launch(query, key_cache, value_cache, output, plan, scale)
-
-    def _launch(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        output: Tensor,
-        plan: PrefillPlan,
-        scale: float,
-    ) -> None:
-        self._kernels.paged_prefill(
-            query=query.data_ptr(),
-            key_cache=key_cache.data_ptr(),
-            value_cache=value_cache.data_ptr(),
-            output=output.data_ptr(),
-            tiles=plan.tiles.data_ptr(),
-            block_tables=plan.block_tables.data_ptr(),
-            next_work=self._next_work.data_ptr(),
-            num_rows=query.shape[0],
-            num_tiles=len(plan.tiles),
-            num_tokens=plan.num_tokens,
-            num_blocks=key_cache.shape[0],
-            max_blocks=plan.block_tables.stride(0),
-            num_heads=query.shape[1],
-            num_kv_heads=key_cache.shape[2],
-            head_dim=query.shape[2],
-            is_bfloat16=query.dtype == torch.bfloat16,
-            softmax_scale=scale,
-            stream=torch.cuda.current_stream(self._device).cuda_stream,
-        )
+            self._kernels.paged_prefill(
+                query=query.data_ptr(),
+                key_cache=key_cache.data_ptr(),
+                value_cache=value_cache.data_ptr(),
+                output=output.data_ptr(),
+                tiles=plan.tiles.data_ptr(),
+                block_tables=plan.block_tables.data_ptr(),
+                next_work=self._next_work.data_ptr(),
+                num_rows=query.shape[0],
+                num_tiles=len(plan.tiles),
+                num_tokens=plan.num_tokens,
+                num_blocks=key_cache.shape[0],
+                max_blocks=plan.block_tables.stride(0),
+                num_heads=query.shape[1],
+                num_kv_heads=key_cache.shape[2],
+                head_dim=query.shape[2],
+                is_bfloat16=query.dtype == torch.bfloat16,
+                softmax_scale=scale,
+                stream=torch.cuda.current_stream(self._device).cuda_stream,
+            )

@@ -44,58 +44,30 @@ class FewRowProducts:
         [gate; up], and the result silu(gate) * up, [T, size / 2]. All contiguous and of one dtype."""
         size = len(weight) // 2 if gated else len(weight)
         out = x.new_empty(len(x), size) if added_to is None else added_to
+        options = {
+            "GATED": gated,
+            "HAS_BIAS": bias is not None,
+            "ADDS": added_to is not None,
+            "EARLY": self._early,
+            "launch_pdl": self._early,
+        }
+        bias = x if bias is None else bias
         if len(x) == 1 and goes_by_row(x.shape[1]):
-            self._row(x, norm, weight, bias, out, gated=gated, adds=added_to is not None)
+            _row(x, norm, weight, bias, out, options)
         else:
             y = x if norm is None else rms_norm(x, *norm)
-            self._rows(y, weight, bias, out, gated=gated, adds=added_to is not None)
+            self._rows(y, weight, bias, out, options)
         return out
 
-    def _row(
-        self,
-        x: Tensor,
-        norm: tuple[Tensor, float] | None,
-        weight: Tensor,
-        bias: Tensor | None,
-        out: Tensor,
-        *,
-        gated: bool,
-        adds: bool,
-    ) -> None:
-        gain, eps = (x, 0.0) if norm is None else norm
-        size, depth = out.shape[1], x.shape[1]
-        tile, step, warps = row_tiling(size, depth, has_norm=norm is not None)
-        row_product[(triton.cdiv(size, tile // 2 if gated else tile),)](
-            x,
-            gain,
-            weight,
-            x if bias is None else bias,
-            out,
-            eps,
-            SIZE=size,
-            DEPTH=depth,
-            TILE=tile,
-            STEP=step,
-            HAS_NORM=norm is not None,
-            GATED=gated,
-            HAS_BIAS=bias is not None,
-            ADDS=adds,
-            EARLY=self._early,
-            num_warps=warps,
-            launch_pdl=self._early,
-        )
-
-    def _rows(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool, adds: bool
-    ) -> None:
+    def _rows(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, options: dict[str, bool]) -> None:
         (num_rows, depth), size = x.shape, out.shape[1]
-        tiles = triton.cdiv(size, _TILE // 2 if gated else _TILE)
+        tiles = triton.cdiv(size, _TILE // 2 if options["GATED"] else _TILE)
         split, stages = rows_tiling(tiles, depth, x.element_size())
         parts = x.new_empty(tiles * split * _TILE * MAX_ROWS, dtype=torch.float32) if split > 1 else x
         rows_product[(tiles, split)](
             x,
             weight,
-            x if bias is None else bias,
+            bias,
             out,
             parts,
             self._arrivals,
@@ -106,14 +78,38 @@ class FewRowProducts:
             STEP=_STEP,
             ROWS=MAX_ROWS,
             SPLIT=split,
-            GATED=gated,
-            HAS_BIAS=bias is not None,
-            ADDS=adds,
-            EARLY=self._early,
             num_warps=4,
             num_stages=stages,
-            launch_pdl=self._early,
+            **options,
         )
+
+
+def _row(
+    x: Tensor,
+    norm: tuple[Tensor, float] | None,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    options: dict[str, bool],
+) -> None:
+    gain, eps = (x, 0.0) if norm is None else norm
+    size, depth = out.shape[1], x.shape[1]
+    tile, step, warps = row_tiling(size, depth, has_norm=norm is not None)
+    row_product[(triton.cdiv(size, tile // 2 if options["GATED"] else tile),)](
+        x,
+        gain,
+        weight,
+        bias,
+        out,
+        eps,
+        SIZE=size,
+        DEPTH=depth,
+        TILE=tile,
+        STEP=step,
+        HAS_NORM=norm is not None,
+        num_warps=warps,
+        **options,
+    )
 
 
 def goes_by_row(depth: int) -> bool:

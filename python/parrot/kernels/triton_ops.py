@@ -60,6 +60,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
+@triton.jit
+def _gains(query_norm, key_norm, element, is_element, is_query):  # type: ignore[no-untyped-def]
+    """What each head's elements are multiplied by, by its kind: [heads, elements]."""
+    for_query = tl.load(query_norm + element, mask=is_element, other=0.0).to(tl.float32)
+    for_key = tl.load(key_norm + element, mask=is_element, other=0.0).to(tl.float32)
+    return tl.where(is_query[:, None], for_query[None, :], for_key[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_halves(target, low, high, mask, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both halves of heads, of which ``target`` are the first's elements."""
+    tl.store(target, low, mask=mask)
+    tl.store(target + HALF, high, mask=mask)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _rope_append(  # type: ignore[no-untyped-def]
     qkv,
@@ -100,29 +115,21 @@ def _rope_append(  # type: ignore[no-untyped-def]
     if HAS_NORMS:
         total = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         scale = (1.0 / tl.sqrt(total / HEAD_DIM + eps))[:, None]
-        for_query = tl.load(query_norm + element, mask=is_element, other=0.0).to(tl.float32)
-        for_key = tl.load(key_norm + element, mask=is_element, other=0.0).to(tl.float32)
-        gain = tl.where(is_query[:, None], for_query[None, :], for_key[None, :])
+        gain = _gains(query_norm, key_norm, element, is_element, is_query)
         first = tl.where(turns, first * scale * gain, first)
-        for_query = tl.load(query_norm + HALF + element, mask=is_element, other=0.0).to(tl.float32)
-        for_key = tl.load(key_norm + HALF + element, mask=is_element, other=0.0).to(tl.float32)
-        gain = tl.where(is_query[:, None], for_query[None, :], for_key[None, :])
+        gain = _gains(query_norm + HALF, key_norm + HALF, element, is_element, is_query)
         second = tl.where(turns, second * scale * gain, second)
     angle = tl.load(positions + row) * HALF + element
     cosine = tl.where(turns, tl.load(cosines + angle, mask=is_element, other=0.0)[None, :], 1.0)
     sine = tl.where(turns, tl.load(sines + angle, mask=is_element, other=0.0)[None, :], 0.0)
     low = (first * cosine - second * sine).to(query.dtype.element_ty)
     high = (second * cosine + first * sine).to(query.dtype.element_ty)
-    target = query + row * HEADS * HEAD_DIM + at
-    tl.store(target, low, mask=is_query[:, None] & is_loaded)
-    tl.store(target + HALF, high, mask=is_query[:, None] & is_loaded)
+    _store_halves(query + row * HEADS * HEAD_DIM + at, low, high, is_query[:, None] & is_loaded, HALF)
     cached = tl.load(slots + row).to(tl.int64) * KV_HEADS * HEAD_DIM + at
-    target = key_cache + cached - HEADS * HEAD_DIM
-    tl.store(target, low, mask=is_key[:, None] & is_loaded)
-    tl.store(target + HALF, high, mask=is_key[:, None] & is_loaded)
-    target = value_cache + cached - (HEADS + KV_HEADS) * HEAD_DIM
-    tl.store(target, low, mask=is_value[:, None] & is_loaded)
-    tl.store(target + HALF, high, mask=is_value[:, None] & is_loaded)
+    key = key_cache + cached - HEADS * HEAD_DIM
+    _store_halves(key, low, high, is_key[:, None] & is_loaded, HALF)
+    value = value_cache + cached - (HEADS + KV_HEADS) * HEAD_DIM
+    _store_halves(value, low, high, is_value[:, None] & is_loaded, HALF)
 
 
 def rope_append(
