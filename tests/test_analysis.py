@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from deduction_harness import deduced, depths, groups, latency_calls
 from graph_builder import finish, flow_call, join, make_graph, prompt_call, submit, value
 from machine import slowness
@@ -277,31 +279,29 @@ def test_outputs_that_later_levels_read_leave_a_group_together() -> None:
     assert sorted(map(sorted, groups(graph).values())) == [[f"{x}{i}" for i in n] for x in "CRV"]
 
 
-def test_4096_calls_take_less_than_100_ms() -> None:
-    shapes = [
-        [*[flow_call(f"M{i}", [], [f"v{i}"]) for i in range(4095)], flow_call("R", ["j"], ["r"])],
-        [
-            *[flow_call(f"C{i}", [f"v{i - 1}"] if i else [], [f"v{i}"]) for i in range(4095)],
-            flow_call("R", ["j"], ["r"]),
-        ],
-        [
-            *[flow_call(f"M{i}", [], [f"v{i}"]) for i in range(2048)],
-            *[flow_call(f"R{i}", ["j"], ["r" if i == 0 else f"r{i}"]) for i in range(2048)],
-        ],
-    ]
-    for calls in shapes:
-        produced = [call.placeholders[-1].semantic_var_id or "" for call in calls]
-        sources = [name for name in produced if name.startswith("v")]
+@pytest.mark.usefixtures("garbage_at_rest")
+def test_4096_calls_take_a_fraction_of_a_second() -> None:
+    """About 50 ms where the limits were set, twice that for a deadline; in the square of them, seconds."""
+    wide, narrow = range(4095), range(2047)
+    all_v, all_w = join("j", *(f"v{i}" for i in wide)), join("k", *(f"w{i}" for i in narrow))
+    half_v = join("j", *(f"v{i}" for i in narrow))
+    maps = [flow_call(f"M{i}", [], [f"v{i}"]) for i in wide]
+    chain = [flow_call(f"C{i}", [f"v{i - 1}"] if i else [], [f"v{i}"]) for i in wide]
+    stage = [flow_call(f"S{i}", ["j"], [f"w{i}"]) for i in narrow]
+    for calls, joins in (
+        ([*maps, flow_call("R", ["j"], ["r"])], [all_v]),
+        ([*chain, flow_call("R", ["j"], ["r"])], [all_v]),
+        ([*maps[:2047], *stage, flow_call("R", ["k"], ["r"])], [half_v, all_w]),
+    ):
         graph = make_graph()
-        submit(graph, *calls, variables=[join("j", *sources)], labels={"r": "LATENCY"})
-        best = min(_time(graph) for _ in range(3))
-        assert best < 0.1 * slowness(), f"{best * 1e3:.0f} ms"
+        submit(graph, *calls, variables=joins, labels={"r": "LATENCY"})
+        assert min(_time(graph) for _ in range(3)) < 0.3 * slowness()
         graph.label("r", "DEADLINE", target_ms=1_000)
-        assert min(_time(graph) for _ in range(3)) < 0.2 * slowness()
+        assert min(_time(graph) for _ in range(3)) < 0.6 * slowness()
 
 
 def _time(graph: Graph) -> float:
     graph.is_stale = True
-    started = time.process_time()
+    started = time.thread_time()
     deduce(graph)
-    return time.process_time() - started
+    return time.thread_time() - started

@@ -150,7 +150,11 @@ def test_a_client_that_leaves_a_get_stops_waiting_in_it(tiny_model: Path) -> Non
         session = await new_session(client)
         await client.post("/v1/submit", json={"session_id": session, "calls": [call_body()]})
         with pytest.raises(httpx.ReadTimeout):
-            await client.post("/v1/get", json={"session_id": session, "semantic_var_id": "y"}, timeout=0.1)
+            await client.post(
+                "/v1/get",
+                json={"session_id": session, "semantic_var_id": "y"},
+                timeout=httpx.Timeout(120, read=0.1),
+            )
         found = manager.service._sessions.get(session)
         await until(lambda: found.num_users == 0)
 

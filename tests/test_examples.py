@@ -144,7 +144,7 @@ def served(tiny_model: Path) -> Iterator[Served]:
 
     thread = threading.Thread(target=partial(asyncio.run, main()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(120)
     yield found[0]
     done.set()
     thread.join()

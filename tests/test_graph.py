@@ -200,13 +200,18 @@ def test_producers_consumers_and_objectives_are_found() -> None:
         graph.get_producer("nowhere")
 
 
-def test_4096_calls_are_inserted_in_about_half_a_second() -> None:
+@pytest.mark.usefixtures("garbage_at_rest")
+def test_4096_calls_are_inserted_in_a_fraction_of_a_second() -> None:
     maps = [flow_call(f"M{i}", [], [f"m{i}"]) for i in range(4095)]
     submitted = body(*maps, flow_call("R", [f"m{i}" for i in range(4095)], ["r"]))
-    graph = make_graph()
-    started = time.process_time()
-    graph.add(submitted, now_us=0)
-    assert time.process_time() - started < 1.5 * slowness()
+
+    def seconds() -> float:
+        graph = make_graph()
+        started = time.thread_time()
+        graph.add(submitted, now_us=0)
+        return time.thread_time() - started
+
+    assert min(seconds() for _ in range(3)) < 1.0 * slowness()
 
 
 def test_what_happens_while_a_submit_is_checked_is_seen_before_it_is_inserted() -> None:

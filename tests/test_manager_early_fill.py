@@ -138,8 +138,9 @@ def test_at_most_a_quarter_of_a_pool_is_filled_ahead(tiny_model: Path) -> None:
         busy = await manager.add_engine(num_tokens=1024)
         busy.held = True
         manager.submit(PRODUCER, *map(waiting, range(10)))
-        await until(lambda: len(busy.early_fills) > 0)
-        await asyncio.sleep(0.05)
+        early = manager.executor.early
+        await until(lambda: not early._pending and 0 < early.counters.started == len(busy.early_fills))
+        await asyncio.sleep(0.05)  # nothing more comes
         blocks = [-(-len(busy._first_ids(fill)) // 16) for fill in busy.early_fills]
         assert 1 <= len(blocks) < 10
         assert sum(blocks) <= 16 < sum(blocks) + min(blocks)

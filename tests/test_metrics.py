@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from graph_builder import prompt_call
-from manager_harness import Manager, running_manager, serving, zero_stats
+from manager_harness import Manager, running_manager, serving, until, zero_stats
 from parrot.manager.call_counts import Histogram
 from parrot.manager.families import counter, gauge, histogram, info
 from parrot.manager.metrics import MAX_ENGINES, OTHER_ENGINES, Metrics
@@ -84,7 +84,7 @@ def test_the_page_counts_what_has_happened(tiny_model: Path) -> None:
                 await manager.get(session, "a")
             await cancel_one(manager)
             await engine.beat()
-            await asyncio.sleep(0.05)
+            await until(lambda: manager.registry.alive[0].stats == engine.stats)
             async with httpx.AsyncClient(base_url=url, timeout=120) as client:
                 reply = await client.get("/metrics")
                 open_reply = await client.get("/metrics", headers={"Accept": OPEN})

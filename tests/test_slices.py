@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 
+from parrot.manager.clock import simulated_clock
 from parrot.manager.slices import SLICE_S, run_in_slices, run_whole
+
+LONG_S = 2 * SLICE_S  # a step that uses up a slice
+passed_us = 0
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[None]:
+    """Time passes in the steps of :func:`work` alone, however busy the machine is."""
+    with simulated_clock(lambda: passed_us):
+        yield
 
 
 def work(steps: int, step_s: float) -> Generator[None, None, str]:
+    global passed_us
     for _ in range(steps):
-        end = time.perf_counter() + step_s
-        while time.perf_counter() < end:
-            pass
+        passed_us += round(step_s * 1e6)
         yield
     return "done"
 
@@ -40,7 +49,7 @@ def test_the_loop_runs_once_per_slice() -> None:
 
     async def main() -> None:
         counting = asyncio.create_task(count())
-        await run_in_slices(work(20, SLICE_S))
+        await run_in_slices(work(20, LONG_S))
         counting.cancel()
 
     asyncio.run(main())
@@ -58,7 +67,7 @@ def test_many_pieces_of_work_share_the_slices() -> None:
 
     async def main() -> None:
         counting = asyncio.create_task(count())
-        await asyncio.gather(*(run_in_slices(work(5, SLICE_S)) for _ in range(10)))
+        await asyncio.gather(*(run_in_slices(work(5, LONG_S)) for _ in range(10)))
         counting.cancel()
 
     asyncio.run(main())
@@ -71,7 +80,7 @@ def test_slices_come_in_turn_and_those_of_cancelled_work_go_to_others() -> None:
     def numbered(number: int) -> Generator[None, None, None]:
         for _ in range(2):
             order.append(number)
-            yield from work(1, SLICE_S)
+            yield from work(1, LONG_S)
 
     async def main() -> None:
         tasks = [asyncio.create_task(run_in_slices(numbered(number))) for number in range(5)]
@@ -86,7 +95,7 @@ def test_slices_come_in_turn_and_those_of_cancelled_work_go_to_others() -> None:
 
 def test_work_cancelled_when_its_slice_has_come_passes_it_on() -> None:
     async def main() -> str:
-        first, second, third = (asyncio.create_task(run_in_slices(work(1, SLICE_S))) for _ in range(3))
+        first, second, third = (asyncio.create_task(run_in_slices(work(1, LONG_S))) for _ in range(3))
         await first  # its end was in the same turn as the beginning of the others' wait
         await asyncio.sleep(0)
         second.cancel()
