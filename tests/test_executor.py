@@ -73,14 +73,17 @@ def test_consecutive_ready_outputs_travel_in_one_frame(tiny_model: Path) -> None
     run(tiny_model, scenario)
 
 
-def test_an_engines_error_is_the_calls_error(tiny_model: Path) -> None:
+@pytest.mark.parametrize("error", [errors.EngineError, errors.PromptTooLong])
+def test_an_engines_error_is_the_calls_error_and_names_its_function(
+    tiny_model: Path, error: type[errors.ParrotError]
+) -> None:
     async def scenario(manager: Manager) -> None:
         engine = await manager.add_engine(held=True)
         session = manager.submit(*CHAIN)
         await until(lambda: len(engine.dispatches) == 1)
-        info = errors.ErrorInfo("engine_error", "the step failed")
+        info = errors.ErrorInfo(error.code, "it failed")
         await engine.send(wire.CallFailed(engine.dispatches[0].call_id, info))
-        with pytest.raises(errors.EngineError, match="the step failed"):
+        with pytest.raises(error, match=r"^first: it failed"):
             await manager.get(session, "a")
         with pytest.raises(errors.UpstreamFailed):
             await manager.get(session, "c")

@@ -33,8 +33,12 @@ def test_cancel_stops_exactly_the_calls_that_nobody_else_needs() -> None:
     changes = graph.cancel("r")
     assert names(changes.ended) == ["After", "Own", "R"]
     assert names(changes.stopped) == ["Own"]
-    assert error_of(graph, "r").code == "cancelled"
-    assert error_of(graph, "own").code == "cancelled"
+    asked, unread = error_of(graph, "r"), error_of(graph, "own")
+    assert (asked.code, asked.message) == ("cancelled", "variable r (an output of R) was cancelled")
+    assert (unread.code, unread.message) == (
+        "cancelled",
+        "variable own (an output of Own): everything that needed it was cancelled",
+    )
     assert error_of(graph, "after").causes[0].code == "cancelled"
     assert names(finish(graph, "Shared", "v").ready) == ["S"]
     assert states(graph) == {

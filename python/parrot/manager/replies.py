@@ -110,7 +110,7 @@ class ReplyHandler:
                 self._left.append((engine, run, reply.num_tokens))
             case wire.CallFailed():
                 self._dispatcher.fail(run)
-                self._fail(call, engine_error(reply.error))
+                self._fail(call, engine_error(reply.error, function=call.function))
 
     def _generated(self, engine: Engine, run: Run, reply: wire.GenerateDone) -> None:
         call, step, timing = run.call, run.generates[reply.verb], reply.timing
@@ -132,11 +132,14 @@ class ReplyHandler:
         self._apply(graph.complete(call, step.index, reply.text, reply.token_ids))
 
 
-def engine_error(error: ErrorInfo, *, num_causes: int = _MAX_CAUSES) -> ErrorInfo:
-    """An engine's error as clients may see it: codes of others become ``engine_error``, long text is cut."""
+def engine_error(error: ErrorInfo, *, function: str = "", num_causes: int = _MAX_CAUSES) -> ErrorInfo:
+    """An engine's error as clients may see it: with the name of the call's ``function``, which engines do not
+    know; codes of others become ``engine_error``, long text is cut."""
     message = error.message
     if len(message) > _MAX_MESSAGE:
         message = message[:_MAX_MESSAGE] + " ..."
+    if function:
+        message = f"{function}: {message}"
     return ErrorInfo(
         error.code if error.code in _ENGINE_CODES else EngineError.code,
         message,
