@@ -25,7 +25,7 @@ from rich.table import Table
 
 import parrot as P
 from parrot.cli.measure import Run, engine_views, run_parrot, run_twin, start_service, warm_up
-from parrot.cli.network import RoundTrip, SharedRoundTrip
+from parrot.cli.network import RoundTrip
 from parrot.config import DEFAULT_MODEL
 from parrot.models import resolve_model
 
@@ -86,7 +86,7 @@ def run(quick: bool) -> dict[str, Any]:
         Workload("chain", chain_summary, chain, chain, True),
         Workload("map-reduce", map_reduce_summary, parallel, 2, False),
     ]
-    network = SharedRoundTrip(RTT_S)
+    network = RoundTrip(RTT_S)
     url = start_service(network)
     text = load_text()
     warm_up(url, map_reduce_summary, network)
@@ -102,7 +102,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def _measure_pair(
-    url: str, network: SharedRoundTrip, workload: Workload, parts: list[str], index: int, measured: Measured
+    url: str, network: RoundTrip, workload: Workload, parts: list[str], index: int, measured: Measured
 ) -> None:
     """Both sides once, in turns as to who goes first, then the comparison of their texts."""
     titles = [f"Chapter {100 + 2 * index + side}: compound statements" for side in (0, 1)]

@@ -4,8 +4,8 @@
 
 The model writes further words for the query; this program finds the passages (BM25 over the texts in
 `search_documents/`) and sets the variable that the answer waits for. `with_parrot` submits both calls at
-once, so that the answer's prompt is there when the passages come; `with_openai` is the client-orchestrated
-twin.
+once and asks for both outputs, so that the answer's prompt and whoever waits for it are there when the
+passages come; `with_openai` is the client-orchestrated twin.
 """
 
 from __future__ import annotations
@@ -78,6 +78,14 @@ def words_of(text: str) -> list[str]:
 
 def with_parrot(job: str, questions: list[str], index: Index, outputs: P.Output) -> list[P.SemanticVariable]:
     """Sets the passages as soon as the words are there; returns words and answers, the answers last."""
+
+    async def retrieve(question: str, its_words: P.SemanticVariable, passages: P.SemanticVariable) -> None:
+        query = f"{question} {await its_words}"
+        await asyncio.to_thread(passages.set, "\n".join(index.find(query)))
+
+    async def wait() -> None:
+        await asyncio.gather(*map(retrieve, questions, words, found), *answers)
+
     with P.batch():
         words = [enrich.with_options(outputs=outputs)(job, question) for question in questions]
         found = [P.variable(name="passages") for _ in questions]
@@ -85,15 +93,7 @@ def with_parrot(job: str, questions: list[str], index: Index, outputs: P.Output)
             answer.with_options(outputs=outputs)(job, passages, question)
             for passages, question in zip(found, questions, strict=True)
         ]
-
-    async def retrieve() -> None:
-        async def one(question: str, its_words: P.SemanticVariable, passages: P.SemanticVariable) -> None:
-            query = f"{question} {await its_words}"
-            await asyncio.to_thread(passages.set, "\n".join(index.find(query)))
-
-        await asyncio.gather(*map(one, questions, words, found))
-
-    asyncio.run(retrieve())
+        asyncio.run(wait())
     return [*words, *answers]
 
 

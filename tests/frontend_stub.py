@@ -22,7 +22,7 @@ from parrot.api import (
     SubmitReply,
     SubmittedCall,
 )
-from parrot.errors import Cancelled, DuplicateRequest, ParrotError, SessionNotFound
+from parrot.errors import Cancelled, DuplicateRequest, ParrotError, SessionNotFound, VariableNotFound
 from parrot.frontend import session
 
 
@@ -39,6 +39,9 @@ class StubService:
         self.refusal: ParrotError | None = None
         self.durable = False
         self.round_trip_s = 0.0
+        self.submit_pause_s = 0.0  # before a submit is looked at
+        self.submits_wait_for_gets = False  # of a variable that the submit declares, before it is looked at
+        self.answers_wait_for_gets = False  # the same, after it was
         self.num_requests = 0
         self.num_waiting = 0
         self.most_waiting = 0
@@ -80,7 +83,7 @@ class StubService:
         if request.method == "DELETE":
             self.deleted.append(path.rsplit("/", 1)[1])
         elif path == "/v1/submit":
-            return self._submit(SubmitBody.model_validate_json(body))
+            return await self._submit(SubmitBody.model_validate_json(body))
         elif path == "/v1/get":
             return await self._get(GetBody.model_validate_json(body))
         elif path == "/v1/set":
@@ -94,7 +97,22 @@ class StubService:
             return httpx.Response(404, text="no such path")
         return httpx.Response(200, json={})
 
-    def _submit(self, body: SubmitBody) -> httpx.Response:
+    async def _submit(self, body: SubmitBody) -> httpx.Response:
+        await asyncio.sleep(self.submit_pause_s)
+        if self.submits_wait_for_gets:
+            await self._get_beside(body)
+        reply = self._take(body)
+        async with self._changed:
+            self._changed.notify_all()
+        if self.answers_wait_for_gets:
+            await self._get_beside(body)
+        return reply
+
+    async def _get_beside(self, body: SubmitBody) -> None:
+        async with asyncio.timeout(120), self._changed:
+            await self._changed.wait_for(lambda: any(get.submit_id == body.submit_id for get in self.gets))
+
+    def _take(self, body: SubmitBody) -> httpx.Response:
         is_known = any(body.submit_id == submit.submit_id for submit in self.submits)
         if body.create_session and body.session_id in self.sessions and not is_known:
             raise DuplicateRequest(f"session {body.session_id} exists")
@@ -116,8 +134,24 @@ class StubService:
         reply = SubmitReply(session_id=body.session_id, calls=tuple(replies), durable=self.durable)
         return httpx.Response(200, text=reply.model_dump_json())
 
+    async def _until_taken(self, body: GetBody) -> None:
+        try:
+            async with asyncio.timeout((body.timeout_ms or 0) / 1000), self._changed:
+                await self._changed.wait_for(
+                    lambda: (
+                        (body.session_id, body.submit_id)
+                        in [(submit.session_id, submit.submit_id) for submit in self.submits]
+                    )
+                )
+        except TimeoutError:
+            raise VariableNotFound(f"no variable {body.semantic_var_id}") from None
+
     async def _get(self, body: GetBody) -> httpx.Response:
-        self.gets.append(body)
+        async with self._changed:
+            self.gets.append(body)
+            self._changed.notify_all()
+        if body.submit_id is not None:
+            await self._until_taken(body)
         name = body.semantic_var_id
         self.num_waiting += 1
         self.most_waiting = max(self.most_waiting, self.num_waiting)

@@ -14,7 +14,7 @@ import pytest
 import parrot as P
 from frontend_stub import StubService, flush, stub_connection, wait_until
 from parrot.errors import PromptTooLong, SessionClosed, SessionNotFound, UpstreamFailed
-from parrot.frontend import submission
+from parrot.frontend import session, submission
 
 
 @pytest.fixture
@@ -65,35 +65,87 @@ def test_calls_that_are_made_at_once_go_out_together(service: StubService) -> No
 
 
 def test_a_batch_holds_calls_back_until_it_ends() -> None:
-    with stub_connection(flush_s=0.002) as service, P.batch():
-        step("a")
+    with stub_connection(flush_s=0.002) as service:
         with P.batch():
+            step("a")
+            with P.batch():
+                time.sleep(0.02)
             time.sleep(0.02)
-        time.sleep(0.02)
-        step("b")
-        assert not service.submits
+            step("b")
+            assert not service.submits
+        wait_until(lambda: service.submits)  # by itself
+    assert [len(submit.calls) for submit in service.submits] == [2]
+
+
+def test_a_get_that_follows_a_batch_goes_with_it(service: StubService) -> None:
+    with P.batch():
+        first, second = step("a"), step("b")
+    assert not service.submits
+    second.get(perf=P.THROUGHPUT)
+    assert [(label.semantic_var_id, label.criteria) for label in service.submits[0].labels] == [
+        (second.id, "THROUGHPUT")
+    ]
+    first.get()
     assert [len(submit.calls) for submit in service.submits] == [2]
 
 
 def test_a_get_inside_a_batch_sends_what_waits(service: StubService) -> None:
     with P.batch():
         assert step("a").get() == "step.next"
-        step("b")
+        later = step("b")
+    later.get()
     assert [len(submit.calls) for submit in service.submits] == [1, 1]
 
 
-def test_the_end_of_a_batch_raises_what_the_service_refused(service: StubService) -> None:
+def test_a_get_leaves_beside_its_submit(service: StubService) -> None:
+    service.answers_wait_for_gets = True
+    assert step("a").get(timeout=60) == "step.next"
+    assert [get.submit_id for get in service.gets] == [service.submits[0].submit_id]
+    assert service.num_requests == 2
+
+
+def test_a_get_whose_submit_was_answered_names_none(service: StubService) -> None:
+    pending = step("a")
+    flush(pending)
+    assert pending.submission is not None
+    pending.submission.sent.result(60)
+    pending.get()
+    assert [get.submit_id for get in service.gets] == [None]
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_the_error_of_a_submit_wins_over_that_of_its_get(service: StubService, timeout: float | None) -> None:
+    """The get would be held until its time is over, long after the submit was refused."""
+    service.submits_wait_for_gets = True
     service.refusal = PromptTooLong("9000 tokens exceed 8192")
-    with pytest.raises(PromptTooLong, match="9000 tokens"), P.batch():
-        step("a")
+    begin = time.monotonic()
+    with pytest.raises(PromptTooLong, match="'step' did not start: 9000 tokens"):
+        step("a").get(timeout=timeout)
+    assert time.monotonic() - begin < 15
+    assert len(service.gets) == 1
 
 
-def test_an_error_inside_a_batch_is_not_replaced(service: StubService) -> None:
-    service.refusal = PromptTooLong("too long")
-    with pytest.raises(ZeroDivisionError), P.batch():
-        step(1 // 0)
+def test_a_get_that_failed_before_its_submit_asks_again(
+    service: StubService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_POLL_S", 0.05)
+    service.submit_pause_s = 0.3
+    assert step("a").get(perf=P.THROUGHPUT) == "step.next"
+    early, late = service.gets
+    assert (early.submit_id, late.submit_id) == (service.submits[0].submit_id, None)
+    assert early.criteria == late.criteria == "THROUGHPUT"  # the first one may not have said it to anybody
+
+
+def test_a_get_that_does_not_wait_asks_when_its_submit_was_answered(service: StubService) -> None:
+    assert step("a").done()
+    assert [get.submit_id for get in service.gets] == [None]
+
+
+def test_an_error_inside_a_batch_ends_it(service: StubService) -> None:
     with pytest.raises(ZeroDivisionError), P.batch():
         fail_after(step("a"))
+    assert step("b").get() == "step.next"
+    assert [len(submit.calls) for submit in service.submits] == [2]
 
 
 def test_a_refused_submit_surfaces_at_the_get_and_names_the_function(service: StubService) -> None:
@@ -140,8 +192,8 @@ def test_a_submit_that_grows_too_large_is_split(
 ) -> None:
     monkeypatch.setattr(submission, "MAX_CALLS", 10)
     with P.batch():
-        for _ in range(25):
-            step("a")
+        last = [step("a") for _ in range(25)][-1]
+    last.get()
     assert [len(submit.calls) for submit in service.submits] == [10, 10, 5]
     monkeypatch.setattr(submission, "MAX_CHARS", 1000)
     P.map(step, ["x" * 600] * 4)[-1].get()
@@ -208,9 +260,13 @@ def test_an_expired_default_session_is_replaced(service: StubService) -> None:
     old.get()
     expired = service.submits[0].session_id
     service.sessions.clear()
+    service.submits_wait_for_gets = True
+    begin = time.monotonic()
     assert step("b").get() == "step.next"
+    assert time.monotonic() - begin < 15  # the get in the old session is given up
     assert service.submits[1].create_session
     assert service.submits[1].session_id != expired
+    assert [get.session_id for get in service.gets[1:]] == [expired, service.submits[1].session_id]
     service.sessions.clear()
     with pytest.raises(SessionNotFound):
         step(old).get()

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import parrot as P
-from frontend_stub import StubService, placeholders, stub_connection
+from frontend_stub import StubService, flush, placeholders, stub_connection, wait_until
 from parrot.errors import InvalidRequest, TemplateError, TypedOutputFailed
 from parrot.frontend import background
 
@@ -35,8 +35,9 @@ def finish(service: StubService, text: str) -> None:
 def typed_call(service: StubService, function: Any, text: str) -> P.SemanticVariable:
     """A call of ``function`` whose output comes as ``text``."""
     service.held.add(function.__name__)
-    with P.batch():
-        variable: P.SemanticVariable = function("x")
+    variable: P.SemanticVariable = function("x")
+    flush(variable)
+    wait_until(lambda: any(call.function == function.__name__ for call in service.calls))
     finish(service, text)
     return variable
 

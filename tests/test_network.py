@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 
 import httpx
 
-from parrot.cli.network import RoundTrip, SharedRoundTrip
+from parrot.cli.network import RoundTrip
 from parrot.simulation.loop import SimulatedLoop, run_simulated
 
 RTT_S = 0.2
 
 
-def took_s(transport: type[RoundTrip], *requests: tuple[str, dict[str, str]]) -> float:
-    """Simulated seconds that the requests take, one after the other; the service answers at once. All of them
-    are counted."""
+def took_s(num_after_another: int, num_at_once: int) -> float:
+    """Simulated seconds that so many rounds of so many requests take; the service answers at once. All of
+    them are counted."""
     inner = httpx.MockTransport(lambda _request: httpx.Response(200))
 
     async def send(loop: SimulatedLoop) -> float:
-        network = transport(RTT_S, inner)
+        network = RoundTrip(RTT_S, inner)
         async with httpx.AsyncClient(transport=network) as client:
-            for path, body in requests:
-                await client.post(f"http://service{path}", content=json.dumps(body))
-            assert network.num_requests == len(requests)
+            for _ in range(num_after_another):
+                await asyncio.gather(*(client.get("http://service") for _ in range(num_at_once)))
+            assert network.num_requests == num_after_another * num_at_once
             return loop.time()
 
     return run_simulated(send)
 
 
-def round_trips(seconds: float) -> float:
-    """Rounded to a thousandth."""
-    return round(seconds / RTT_S, 3)
+def test_requests_after_one_another_pay_a_round_trip_each() -> None:
+    assert round(took_s(3, 1) / RTT_S, 3) == 3.0
 
 
-SUBMIT = ("/v1/submit", {"session_id": "s"})
-
-
-def test_an_orchestrating_client_pays_a_round_trip_per_request() -> None:
-    assert round_trips(took_s(RoundTrip, ("/v1/chat/completions", {}), ("/v1/chat/completions", {}))) == 2.0
-
-
-def test_a_submit_and_the_get_that_follows_pay_one_round_trip_together() -> None:
-    assert round_trips(took_s(SharedRoundTrip, SUBMIT, ("/v1/get", {"semantic_var_id": "a"}))) == 1.0
-
-
-def test_a_get_that_asks_again_pays_for_itself() -> None:
-    get = ("/v1/get", {"semantic_var_id": "a"})
-    assert round_trips(took_s(SharedRoundTrip, SUBMIT, get, get)) == 2.0
+def test_requests_that_travel_together_pay_one_round_trip() -> None:
+    assert round(took_s(1, 3) / RTT_S, 3) == 1.0

@@ -184,8 +184,6 @@ def test_the_end_of_a_session_ends_its_variables() -> None:
 def test_what_the_service_refuses_names_the_function() -> None:
     with pytest.raises(ModelNotFound, match="'write' did not start"):
         write.with_options(model="other")("x").get(timeout=LIMIT_S)
-    with pytest.raises(ModelNotFound), P.batch():
-        write.with_options(model="other")("x")
     assert write("x").get(timeout=LIMIT_S)
 
 

@@ -134,10 +134,14 @@ class SubmitBody(Body):
 
 class GetBody(Body):
     """Wait for a variable. ``timeout_ms`` 0 polls; absent waits until the variable ends. ``criteria`` and
-    ``target_ms`` label it (:class:`LabelBody`)."""
+    ``target_ms`` label it (:class:`LabelBody`). With the ``submit_id`` of the submit that declares the
+    variable, or creates the session, the get may arrive before that: it is held until the submit was taken,
+    within its own ``timeout_ms`` and for a minute at most, and ends with the error that refused the submit.
+    """
 
     session_id: SessionId
     semantic_var_id: VarId
+    submit_id: RequestId | None = None
     criteria: Criteria | None = None
     target_ms: TargetMs | None = Field(default=None, validate_default=True)
     timeout_ms: int | None = Field(default=None, ge=0, le=86_400_000)

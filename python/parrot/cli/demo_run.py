@@ -24,7 +24,7 @@ from ..errors import SetupError
 from ..models import install_model
 from ..timeline import render_svg
 from .measure import Run, ended_calls, engine_views, run_parrot, run_twin, start_service, to_track, warm_up
-from .network import RoundTrip, SharedRoundTrip
+from .network import RoundTrip
 from .report import print_busy, print_calls, print_times
 
 _CHUNK_TOKENS = 237
@@ -51,7 +51,7 @@ def run_demo(options: DemoOptions) -> None:
     title = options.file.name if options.file else document.DEFAULT_TITLE
     outputs = P.Output(max_tokens=options.max_tokens)
     rtt_s = options.rtt_ms / 1000
-    network = SharedRoundTrip(rtt_s)
+    network = RoundTrip(rtt_s)
     with _progress(console) as progress:
         url, engines = _start_service(progress, network)
         parts = document.split_text(text, DEFAULT_MODEL, options.chunks, _CHUNK_TOKENS)
@@ -103,7 +103,7 @@ def load_examples() -> tuple[ModuleType, ModuleType]:
     return importlib.import_module("map_reduce_summary"), importlib.import_module("document")
 
 
-def _start_service(progress: Progress, network: SharedRoundTrip) -> tuple[str, tuple[EngineView, ...]]:
+def _start_service(progress: Progress, network: RoundTrip) -> tuple[str, tuple[EngineView, ...]]:
     """An embedded service that Parrot's client reaches over ``network``; waits for its engine."""
     task = progress.add_task("model", total=1.0)
     install_model(DEFAULT_MODEL, lambda step, done: progress.update(task, completed=done, description=step))
@@ -115,7 +115,7 @@ def _start_service(progress: Progress, network: SharedRoundTrip) -> tuple[str, t
     return url, engine_views(url)
 
 
-def _warm_up(progress: Progress, url: str, example: ModuleType, network: SharedRoundTrip) -> None:
+def _warm_up(progress: Progress, url: str, example: ModuleType, network: RoundTrip) -> None:
     task = progress.add_task("first steps of both clients", total=None)
     warm_up(url, example, network)
     progress.update(task, visible=False)
@@ -165,7 +165,7 @@ def _draw(options: DemoOptions, heading: str, parrot: Run, twin: Run) -> None:
         to_track(
             parrot,
             "Parrot",
-            f"{parrot.num_requests} requests, a submit, and a get while calls run: one round trip",
+            f"{parrot.num_requests} requests, a submit and a get beside it: one round trip",
             rtt_us,
             one_trip=True,
         ),

@@ -16,7 +16,7 @@ import parrot as P
 from ..api import CallsReply, CallView, EnginesReply, EngineView
 from ..errors import Unavailable
 from ..timeline import Phase, Track
-from .network import RoundTrip, SharedRoundTrip
+from .network import RoundTrip
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -50,7 +50,7 @@ class Run:
         return max(finished) - min(ready)
 
 
-def start_service(network: SharedRoundTrip) -> str:
+def start_service(network: RoundTrip) -> str:
     """The URL of an embedded service with a ready engine; this process's Parrot client reaches it over
     ``network``. Raises :class:`SetupError` if it cannot start."""
     url = P.connect(transport=network).url
@@ -62,9 +62,7 @@ def start_service(network: SharedRoundTrip) -> str:
     return url
 
 
-def run_parrot(
-    url: str, application: Callable[[], list[P.SemanticVariable]], network: SharedRoundTrip
-) -> Run:
+def run_parrot(url: str, application: Callable[[], list[P.SemanticVariable]], network: RoundTrip) -> Run:
     """Time ``application``, whose last variable is the answer; the other outputs are fetched afterwards.
     ``network`` is that of :func:`start_service`."""
     num_before = network.num_requests
@@ -100,7 +98,7 @@ def run_twin(
     return Run(tuple(texts), begin_us, end_us, wait_for_calls(url, begin_us, len(texts)), num_requests)
 
 
-def warm_up(url: str, example: ModuleType, network: SharedRoundTrip) -> None:
+def warm_up(url: str, example: ModuleType, network: RoundTrip) -> None:
     """A short run of ``example`` (``with_parrot``, ``with_openai``) from both clients, so that whoever goes
     first later pays for no import, connection or first step of an engine."""
     outputs = P.Output(max_tokens=8, ignore_eos=True)

@@ -65,8 +65,8 @@ def print_times(console: Console, parrot: Run, twin: Run, rtt_ms: int) -> None:
         table.add_row(name, f"{run.makespan_s:.2f} s", str(run.num_requests))
     console.print(table)
     console.print(
-        f"A round trip of {rtt_ms} ms is emulated. Parrot's requests, a submit and a get that travels while "
-        "calls run, take one in all (a get that lasts over 20 s is asked again); the twin's take one each.",
+        f"A round trip of {rtt_ms} ms is emulated. Parrot's requests, a submit and a get that leaves beside "
+        "it, take one in all (a get that lasts over 20 s is asked again); the twin's take one each.",
         style="dim",
     )
     console.print("One run of each, Parrot's first: a look, no measurement (python -m bench).", style="dim")

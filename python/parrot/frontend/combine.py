@@ -24,7 +24,7 @@ def map_calls(fn: Function, items: Iterable[object], /, **fixed: object) -> list
     try:
         return [fn(item, **fixed) for item in items]
     finally:
-        session.release(flush=False)
+        session.release()
 
 
 def gather(

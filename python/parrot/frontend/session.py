@@ -1,9 +1,10 @@
 """A session as the client sees it: what waits to be submitted, and the gets that follow.
 
-Calls made together travel in one submit. It is sent on a get, set or cancel, at the end of a ``P.batch()``,
-or else 2 ms after its first call; a get puts its label into the submit that it sends. Submits of a session
-go out one after the other, so that a variable is declared before it is read. The session is created on the
-way by the first of them.
+Calls made together travel in one submit. It is sent on a get, set or cancel, or else 2 ms after its first
+call or the end of a ``P.batch()``; a get puts its label into the submit that it sends, and leaves beside it:
+the service holds a get that names a submit until that has come. Submits of a session go out one after the
+other, so that a variable is declared before it is read. The session is created on the way by the first of
+them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,6 @@ class Session:
         self._order = asyncio.Lock()
         self._pending: Submission | None = None
         self._num_holds = 0
-        self._held: list[Submission] = []
         self._deliveries: set[Future[None]] = set()
         self._created = False
         self._closed = False
@@ -115,19 +115,13 @@ class Session:
         with self._lock:
             self._num_holds += 1
 
-    def release(self, *, flush: bool) -> list[Submission]:
-        """End a hold. With the outermost one, what waits is sent, or gets its 2 ms anew unless ``flush``, so
-        that calls which follow go with it. Returns what was sent since the hold began."""
+    def release(self) -> None:
+        """End a hold. With the outermost one, what waits gets its 2 ms anew, so that the calls and the get
+        that follow go with it."""
         with self._lock:
             self._num_holds -= 1
-            if self._num_holds:
-                return []
-            if flush:
-                self._flush(held=True)
-            elif self._pending is not None:
+            if self._num_holds == 0 and self._pending is not None:
                 self._flush_later(self._pending)
-            held, self._held = self._held, []
-            return held
 
     def close(self) -> None:
         """End the session here and, without waiting, at the service."""
@@ -177,12 +171,10 @@ class Session:
         pending.add_variable(variable.to_body())
         variable.attach(self, pending)
 
-    def _flush(self, *, held: bool = False) -> None:
+    def _flush(self) -> None:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        if self._num_holds or held:
-            self._held.append(pending)
         delivery = background.run(self._deliver(pending))
         self._deliveries.add(delivery)
         delivery.add_done_callback(self._deliveries.discard)
@@ -224,6 +216,7 @@ class Session:
 
     async def _submit(self, submission: Submission, *, create: bool) -> None:
         body = submission.body(self.id, create)
+        submission.leave()
         reply = await self._client.post("/v1/submit", body, SubmitReply, repeatable=True)
         self._client.durable = reply.durable
 
@@ -250,23 +243,62 @@ class Session:
     ) -> GetReply:
         clock = asyncio.get_running_loop().time
         deadline = math.inf if timeout is None else clock() + timeout
-        await self._until_sent(variable)
-        label = perf
+        reply = None if timeout == 0 else await self._ask_beside(variable, perf, deadline)
+        if reply is None:
+            await self._until_sent(variable)
         while True:
-            wait_s = min(_CROWDED_POLL_S if self._client.crowded else _POLL_S, max(0.0, deadline - clock()))
-            body = GetBody(
-                session_id=self.id,
-                semantic_var_id=variable.id,
-                criteria=None if label is None else label.criteria,
-                target_ms=None if label is None else label.target_ms,
-                timeout_ms=math.ceil(wait_s * 1000),
-            )
-            reply = await self._client.post("/v1/get", body, GetReply, wait_s=wait_s, repeatable=True)
-            if reply.status == "ready":
+            if reply is not None and reply.status == "ready":
                 return reply
-            label = None  # it is known there; a target must not move with every answer
-            if clock() >= deadline:
+            if reply is not None and clock() >= deadline:
                 raise TimeoutError
+            # Once it was answered the label is known there; a target must not move with every answer.
+            reply = await self._ask(variable, perf if reply is None else None, deadline)
+
+    async def _ask_beside(
+        self, variable: SemanticVariable, perf: Objective | None, deadline: float
+    ) -> GetReply | None:
+        """The answer to a get that leaves together with its variable's submit. None: there was no such get,
+        or none that counts, since the submit was refused or went to another session, or the get itself has
+        failed, which its submit may explain. The variable is then asked for when that was answered."""
+        submission = variable.submission
+        if submission is None or submission.sent.done():
+            return None
+        await background.outcome(submission.left)
+        session_id = self.id
+        asked = asyncio.ensure_future(self._ask(variable, perf, deadline, beside=submission))
+        taken = asyncio.ensure_future(submission.taken())
+        try:
+            await asyncio.wait((asked, taken), return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done() and not (taken.result() and self.id == session_id):
+                return None
+            return await asked
+        except ParrotError:
+            return None
+        finally:
+            asked.cancel()
+            taken.cancel()
+
+    async def _ask(
+        self,
+        variable: SemanticVariable,
+        label: Objective | None,
+        deadline: float,
+        *,
+        beside: Submission | None = None,
+    ) -> GetReply:
+        """One long poll. ``beside`` its submit it is not repeated: what went wrong may be known when that was
+        answered."""
+        left_s = deadline - asyncio.get_running_loop().time()
+        wait_s = min(_CROWDED_POLL_S if self._client.crowded else _POLL_S, max(0.0, left_s))
+        body = GetBody(
+            session_id=self.id,
+            semantic_var_id=variable.id,
+            submit_id=None if beside is None else beside.id,
+            criteria=None if label is None else label.criteria,
+            target_ms=None if label is None else label.target_ms,
+            timeout_ms=math.ceil(wait_s * 1000),
+        )
+        return await self._client.post("/v1/get", body, GetReply, wait_s=wait_s, repeatable=beside is None)
 
     async def _until_sent(self, variable: SemanticVariable) -> None:
         submission = variable.submission
@@ -300,8 +332,9 @@ class Session:
 
 
 class Batch:
-    """``with P.batch():`` - calls made inside travel together when the block ends, or when a get inside needs
-    them. The end of the block waits until the service has taken them, and raises what it refused."""
+    """``with P.batch():`` - calls made inside travel together: with a get inside that needs them, or else,
+    once the block has ended, with the get that follows or after 2 ms. What the service refuses surfaces at a
+    get."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -310,11 +343,8 @@ class Batch:
         self._session.hold()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        held = self._session.release(flush=True)
-        if kind is None:
-            for submission in held:
-                submission.sent.result()
+    def __exit__(self, *_: object) -> None:
+        self._session.release()
 
 
 def _new_id() -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ..api import CallBody, LabelBody, SubmitBody, VariableBody
 from ..errors import ErrorInfo, ParrotError, UpstreamFailed
+from . import background
 from .objective import Objective
 
 MAX_CALLS = 4096  # the service takes no more in one submit
@@ -17,15 +18,17 @@ MAX_CHARS = 8 * 2**20  # of prompts and values; well below the service's 32 MiB 
 
 @dataclass(eq=False, slots=True)
 class Submission:
-    """One submit, open until it is sent; by its ``id`` it can be sent again if the answer was lost. ``sent``
-    ends when the service has taken or refused it; ``needs`` are earlier submits, not taken yet, whose
-    variables it reads; ``reads_earlier`` tells whether it reads any variable of an earlier submit."""
+    """One submit, open until it is sent; by its ``id`` it can be sent again if the answer was lost. ``left``
+    ends when it is on its way, ``sent`` when the service has taken or refused it; ``needs`` are earlier
+    submits, not taken yet, whose variables it reads; ``reads_earlier`` tells whether it reads any variable of
+    an earlier submit."""
 
     variables: list[VariableBody] = field(default_factory=list)
     calls: list[CallBody] = field(default_factory=list)
     labels: dict[str, Objective] = field(default_factory=dict)
     needs: set[Submission] = field(default_factory=set)
     reads_earlier: bool = False
+    left: Future[None] = field(default_factory=Future)
     sent: Future[None] = field(default_factory=Future)
     num_chars: int = 0
     id: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -56,8 +59,22 @@ class Submission:
         if not earlier.sent.done() or earlier.sent.exception() is not None:
             self.needs.add(earlier)
 
+    async def taken(self) -> bool:
+        """Wait until the service has taken it; False if it was refused."""
+        try:
+            await background.outcome(self.sent)
+        except Exception:  # for those who ask for it
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Wake who waits for it to be on its way."""
+        if not self.left.done():
+            self.left.set_result(None)
+
     def finish(self, error: BaseException | None) -> None:
         """Wake who waits for the answer, and drop what was sent."""
+        self.leave()
         if error is None:
             self.sent.set_result(None)
         else:

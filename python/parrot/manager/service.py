@@ -21,7 +21,8 @@ from ..errors import (
 from ..grammars import unconstrainable
 from ..tokenizer import EncodedPrompt, Piece, TokenBytes
 from .call import Call
-from .clock import now_us
+from .clock import now_s, now_us
+from .early_gets import EarlyGets, SubmitKey
 from .executor import Executor
 from .garbage import IdleCollector
 from .holes import make_grammar
@@ -58,6 +59,7 @@ class Service:
         if journal is None:
             self.recovered.set()
         self._submitting: dict[tuple[str, str], asyncio.Future[None]] = {}  # the last one of each session
+        self._early_gets = EarlyGets()
         self._sweep: asyncio.TimerHandle | None = None
         path = self.config.api_keys
         self.key_watch = None if path is None else KeyWatch(path, self.tenants, executor.background)
@@ -102,7 +104,9 @@ class Service:
         if self.key_watch is not None:
             self.key_watch.close()
         self.executor.refusal = self.executor.refusal or "the service has ended"
-        self.executor.close_all(self.executor.refusal_type(self.executor.refusal).to_info())
+        refusal = self.executor.refusal_type(self.executor.refusal).to_info()
+        self.executor.close_all(refusal)
+        self._early_gets.close(refusal)
         self.executor.deferrals.close()
 
     def _expire(self) -> None:
@@ -146,12 +150,18 @@ class Service:
         """:meth:`submitting` in slices of the loop's time, after the session's earlier submits: one that
         comes again while its first copy is being checked must find that taken."""
         key = (tenant, body.session_id)
+        submit = SubmitKey(*key, body.submit_id or "")
         before = self._submitting.get(key)
         ended = self._submitting[key] = asyncio.get_running_loop().create_future()
         try:
             if before is not None:
                 await asyncio.wait((before,))
-            return await run_in_slices(self.submitting(body, tenant=tenant))
+            reply = await run_in_slices(self.submitting(body, tenant=tenant))
+            self._early_gets.wake(submit)
+            return reply
+        except ParrotError as refusal:
+            self._early_gets.wake(submit, refusal.to_info())
+            raise
         finally:
             ended.set_result(None)
             if self._submitting[key] is ended:
@@ -227,13 +237,15 @@ class Service:
 
     async def get(self, body: api.GetBody, *, tenant: str = DEFAULT_TENANT) -> api.GetReply:
         """Wait for a variable; raises its typed error if it failed."""
+        until = None if body.timeout_ms is None else now_s() + body.timeout_ms / 1000
+        await self._until_submitted(body, tenant)
         session = self._sessions.get(body.session_id, tenant=tenant)
         variable = session.graph.variable(body.semantic_var_id)
         if body.criteria is not None and self.executor.is_open(session):
             session.graph.label(variable.id, body.criteria, target_ms=body.target_ms, now_us=now_us())
             self.executor.relabel(self.executor.application_of(session))
         with session.in_use():
-            ended = await variable.wait(None if body.timeout_ms is None else body.timeout_ms / 1000)
+            ended = await variable.wait(None if until is None else max(0.0, until - now_s()))
             if session.recorder is not None:
                 await session.recorder.committed()
         if not ended:
@@ -241,6 +253,16 @@ class Service:
         value = variable.result()
         logprobs = self._logprobs(variable)
         return api.GetReply(semantic_var_id=variable.id, status="ready", value=value, logprobs=logprobs)
+
+    async def _until_submitted(self, body: api.GetBody, tenant: str) -> None:
+        """Wait for the submit that a get names, unless it has come."""
+        if body.submit_id is None:
+            return
+        session = self._sessions.find(body.session_id, tenant=tenant)
+        if session is None or body.submit_id not in session.graph.submits:
+            self.check_open()
+            submit = SubmitKey(tenant, body.session_id, body.submit_id)
+            await self._early_gets.wait(submit, body.timeout_ms)
 
     def _logprobs(self, variable: Variable) -> tuple[api.TokenLogprobs, ...] | None:
         """Of what the variable's producer generated, if that was asked for."""
