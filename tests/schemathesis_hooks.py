@@ -26,7 +26,8 @@ def new_session() -> str:
         "prompt": "Say {{output:x}}",
         "placeholders": [{"name": "x", "kind": "output", "semantic_var_id": "made"}],
     }
-    body = {"session_id": session_id, "variables": [{"semantic_var_id": "declared"}], "calls": [call]}
+    variables = [{"semantic_var_id": "declared"}]
+    body = {"session_id": session_id, "submit_id": "first", "variables": variables, "calls": [call]}
     connection.post(f"{URL}/submit", json=body).raise_for_status()
     return session_id
 
@@ -49,6 +50,8 @@ def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> Non
             place["session_id"] = new_session() if changing else shared_session()
     if case.operation.path in VARIABLES:
         body["semantic_var_id"] = VARIABLES[case.operation.path]
+        if "submit_id" in body:
+            body["submit_id"] = "first"  # a get waits for another one
     if "model" in body:
         body["model"] = os.environ["PARROT_MODEL"]
     if "prompt" in body:

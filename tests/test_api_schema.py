@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from parrot.manager import early_gets
 from service_thread import service_in_thread
 
 HOOKS = Path(__file__).with_name("schemathesis_hooks.py")
@@ -28,8 +29,9 @@ OPTIONS = (
 
 
 def test_every_operation_keeps_to_the_document(
-    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(early_gets, "LONGEST_S", 0.1)  # gets of submits that never come
     answers = tmp_path / "answers"
     with service_in_thread(tiny_model) as url:
         settings = {"URL": url, "MODEL": str(tiny_model), "ANSWERS": str(answers)}

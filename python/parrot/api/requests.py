@@ -136,7 +136,7 @@ class GetBody(Body):
     """Wait for a variable. ``timeout_ms`` 0 polls; absent waits until the variable ends. ``criteria`` and
     ``target_ms`` label it (:class:`LabelBody`). With the ``submit_id`` of the submit that declares the
     variable, or creates the session, the get may arrive before that: it is held until the submit was taken,
-    within its own ``timeout_ms`` and for a minute at most, and ends with the error that refused the submit.
+    within its own ``timeout_ms`` and for 20 s at most, and ends with the error that refused the submit.
     """
 
     session_id: SessionId

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..errors import ErrorInfo, error_from_info
 
 MAX_WAITING = 1024  # of one tenant
-LONGEST_S = 60.0  # whatever a get's own time is
+LONGEST_S = 20.0  # whatever a get's own time is
 
 
 class SubmitKey(NamedTuple):
