@@ -157,6 +157,7 @@ def test_the_bodies_that_are_changed_are_themselves_accepted(tiny_model: Path, c
         assert reply.status_code in (200, 204, 409), (route, reply.text)  # 409: set, of what has a producer
 
 
+MANY = 2**19  # values, more than a body needs
 HELLO = {"model": "MODEL", "messages": [{"role": "user", "content": "a"}]}
 
 
@@ -191,6 +192,10 @@ def constrained(**sampling: Any) -> dict[str, Any]:
         ("/v1/chat/completions", {"model": "MODEL", "messages": []}, 400, "messages"),
         ("/v1/chat/completions", {**HELLO, "a" * 9999: 1}, 400, "a" * 64 + "..."),
         ("/v1/completions", {"model": "MODEL", "prompt": "x" * 27_000_000}, 400, "prompt"),
+        ("/v1/completions", {"model": "MODEL", "prompt": [[]] * MANY}, 413, None),
+        ("/v1/completions", {"model": "MODEL", "prompt": ",[{:" * MANY}, 400, "prompt"),  # of one text
+        ("/v1/chat/completions", {**HELLO, "messages": {str(i): "" for i in range(MANY)}}, 413, None),
+        ("/v1/set", {"session_id": SID, "semantic_var_id": "y", "value": [1] * MANY}, 413, None),
         ("/v1/completions", {"model": "MODEL", "prompt": [-1]}, 400, "prompt"),
         ("/v1/completions", {"model": "MODEL", "prompt": [10**30]}, 400, "prompt"),
     ],
@@ -217,9 +222,15 @@ def test_control_strings_in_values_stay_text(client: httpx.Client) -> None:
     assert post(client, "/v1/get", {"session_id": SID, "semantic_var_id": "y"}).status_code == 200
 
 
-def test_a_form_or_plain_text_is_not_taken_for_json(client: httpx.Client) -> None:
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", None])
+def test_a_form_or_plain_text_is_not_taken_for_json(
+    client: httpx.Client, tiny_model: Path, kind: str | None
+) -> None:
     """A page of another site can send these without asking the browser's user."""
-    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-        raw = json.dumps(submit_with()).encode()
-        reply = client.post("/v1/submit", content=raw, headers={"content-type": kind})
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "Content-Type")
+    for route, body in valid_bodies(str(tiny_model)).items():
+        headers = {} if kind is None else {"content-type": kind}
+        error = client.post(route, content=json.dumps(body).encode(), headers=headers)
+        assert (error.status_code, error.json()["error"]["param"]) == (400, "Content-Type"), route
+        message = error.json()["error"]["message"]
+        assert (repr(kind) if kind else "without a Content-Type") in message
+        assert "send it with the header 'Content-Type: application/json'" in message

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from ..errors import InvalidRequest
+from .json_body import check_is_json
 
 T = TypeVar("T")
 _LARGE_BYTES = 2**21
@@ -22,10 +22,8 @@ class ClientLeft(Exception):
 
 async def whole_body(request: Request) -> bytes:
     """The body of a request whose route reads JSON itself. Raises :class:`ClientLeft`, and
-    :class:`InvalidRequest` for what a page of another site could send here without asking (a form, text)."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise InvalidRequest("the body must be sent as application/json", param="Content-Type")
+    :class:`InvalidRequest` for one that is not said to be JSON."""
+    check_is_json(request)
     pieces: list[bytes] = []
     try:
         async for piece in request.stream():
