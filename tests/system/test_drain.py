@@ -93,3 +93,15 @@ def test_a_second_sigterm_ends_the_service_at_once(slow_model: Path, tmp_path: P
         assert running.process.wait(45) == 0
         assert not is_alive(engine_pid)
         assert got.exception(120) is not None or got.result().status_code == 503
+
+
+def test_a_signal_near_the_end_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    """Once the manager has said that it ended its process still has much to put away."""
+    with service(tiny_model, tmp_path, wait=False) as running:
+        running.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "manager ended" in running.log_file.read_text())
+        while running.process.poll() is None:
+            running.process.send_signal(signal.SIGTERM)
+            running.process.send_signal(signal.SIGINT)
+            time.sleep(0.001)
+        assert running.process.returncode == 0

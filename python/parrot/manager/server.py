@@ -86,6 +86,15 @@ def run_manager(
         uvloop.run(_Manager(config, keys, engines, tokenizer, listener, journal).run(parent_pipe))
 
 
+def _ignore_signals() -> None:
+    """Nothing is left to be hurried: until the process has ended one more signal must not kill it. Without the
+    loop, which would put the default back when it is closed."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handling, and with word of when it listens."""
 
@@ -159,6 +168,7 @@ class _Manager:
                 self._journal.close()
             if self._config.ready_file is not None:
                 self._config.ready_file.unlink(missing_ok=True)
+            _ignore_signals()
             log.info("manager ended")
 
     async def _start(self, registry: EngineRegistry, supervisor: Supervisor) -> None:
