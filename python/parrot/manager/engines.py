@@ -20,6 +20,7 @@ from .clock import now_s, now_us
 from .engine import Engine as Engine
 from .engine import EngineEvents as EngineEvents
 from .engine import EngineState
+from .engine_log import MAX_REASON, EngineLog
 from .engine_socket import EngineSocket, RouterSocket
 from .frames import MAX_LOSSES, FrameOrder
 from .health import SILENT_BEATS, Stalled
@@ -27,7 +28,6 @@ from .outbox import Outbox
 
 log = logging.getLogger(__name__)
 _MAX_INVITED = 4096
-_MAX_REASON = 300
 _HUNG_AFTER_LOSSES = 3  # times the silence after which an engine is lost
 _MAX_GONE = 256  # names of engines that are gone, as far as they are remembered
 
@@ -48,6 +48,7 @@ class EngineRegistry:
         self._refused: set[str] = set()  # epochs
         self._replaced: set[str] = set()  # epochs of lives whose name a later one has
         self._stalled: dict[str, Stalled] = {}  # by epoch
+        self._log = EngineLog(log)
         self._next_id = 1
         self._last_beat = 0.0
         self._beating: asyncio.Task[None] | None = None
@@ -150,8 +151,7 @@ class EngineRegistry:
             self._receive(parts)
         except wire.WireError as error:
             self.num_dropped_frames += 1
-            number = self.num_dropped_frames
-            log.warning("dropped frame %d of an engine: %s", number, error.message[:300])
+            self._log.dropped(self.num_dropped_frames, error)
         except Exception as error:
             self.background.failed("engine-frame", error)
 
@@ -173,10 +173,10 @@ class EngineRegistry:
         if engine.state == "silent":
             self._pause(engine, "ready")
         if isinstance(message, wire.Goodbye):
-            self._lose(engine, f"it left: {message.reason[:_MAX_REASON]}", level=logging.INFO)
+            self._lose(engine, f"it left: {message.reason[:MAX_REASON]}", level=logging.INFO)
             return
         if isinstance(message, wire.Draining):
-            log.info("engine %s drains: %s", engine.name, message.reason[:_MAX_REASON])
+            log.info("engine %s drains: %s", engine.name, message.reason[:MAX_REASON])
             self._pause(engine, "draining")
             return
         if isinstance(message, wire.StepReplies):
@@ -300,7 +300,7 @@ class EngineRegistry:
             self._replaced.add(previous.registration.epoch)
             self._lose(previous, "a new process registered under its name")
         self._ping(engine)
-        log.info("engine %s (pid %d) joined with model %s", message.name, message.pid, message.model.name)
+        self._log.joined(message)
 
     def _enter(self, engine: Engine, previous: Engine | None) -> bool:
         """Take the engine in, here and with whoever hears of engines, or leave everything as it was."""
@@ -314,13 +314,13 @@ class EngineRegistry:
             del self._engines[message.name]
             if previous is not None:
                 self._engines[message.name] = previous
-            self._refuse(engine.identity, message, f"{type(error).__name__}: {error}"[:_MAX_REASON])
+            self._refuse(engine.identity, message, f"{type(error).__name__}: {error}"[:MAX_REASON])
             return False
         return True
 
     def _refuse(self, identity: bytes, message: wire.Register, why: str) -> None:
         if message.epoch not in self._refused:
-            log.error("engine %s (pid %d) refused: %s", message.name, message.pid, why)
+            self._log.refused(message, why)
             if len(self._refused) >= _MAX_INVITED:
                 self._refused.clear()
             self._refused.add(message.epoch)
@@ -383,7 +383,7 @@ class EngineRegistry:
         if not engine.alive:
             return
         self._remove(engine, state)
-        log.log(level, "engine %s (pid %d) is gone: %s", engine.name, engine.registration.pid, reason)
+        self._log.gone(engine.registration, reason, level)
         if self._events is not None:
             self._events.engine_lost(engine, reason)
 

@@ -21,11 +21,13 @@ from .early_fill import EarlyFills
 from .engines import Engine
 from .graph import Changes
 from .knowledge import PrefixKnowledge
+from .limited_log import LimitedLog
 from .runs import Run
 
 log = logging.getLogger(__name__)
 # What an engine may blame: the request, or itself.
 _ENGINE_CODES = {cls.code for cls in (EngineError, InvalidRequest, PromptTooLong, UnsupportedParameter)}
+_MAX_BREACH_LINES = 5  # a minute
 _MAX_MESSAGE = 500
 _MAX_PARAM = 64
 _MAX_CAUSES = 4
@@ -48,6 +50,7 @@ class ReplyHandler:
         self._early = early
         self._apply = apply
         self._fail = fail
+        self._breach_log = LimitedLog(log, most=_MAX_BREACH_LINES)
         self.num_breaches = 0  # replies that broke the protocol
         self._left: list[tuple[Engine, Run, int]] = []  # with the lengths of their contexts
 
@@ -87,7 +90,8 @@ class ReplyHandler:
 
     def _breached(self, engine: Engine, run: Run, reason: str) -> None:
         self.num_breaches += 1
-        log.warning("call %s of engine %s: %s", run.call.request_id, engine.name, reason)
+        request_id = run.call.request_id
+        self._breach_log.line(logging.WARNING, "call %s of engine %s: %s", request_id, engine.name, reason)
         self._dispatcher.breached(run, engine, reason)
 
     def _replied(self, engine: Engine, run: Run, reply: wire.Reply) -> None:

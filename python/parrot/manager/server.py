@@ -87,8 +87,8 @@ def run_manager(
 
 
 def _ignore_signals() -> None:
-    """Nothing is left to be hurried: until the process has ended one more signal must not kill it. Without the
-    loop, which would put the default back when it is closed."""
+    """Nothing is left to be hurried: until the process has ended one more signal must not kill it. The loop,
+    which would put the default back when it is closed, must not have its handlers any more."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
