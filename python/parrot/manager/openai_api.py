@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from .. import errors, wire
 from ..api import ErrorReply, SamplingBody
 from ..grammars import check_grammar
-from ..tokenizer import Piece
+from ..tokenizer import EncodedPrompt, Piece
 from .auth import tenant_of
 from .call import Role
 from .disconnect import unless_disconnected
@@ -24,11 +24,12 @@ from .http_errors import error_detail, error_responses
 from .json_body import JsonRoute
 from .logprobs import GeneratedId, read_logprobs
 from .openai_answers import ChatCompletion, Completion, ModelCard, ModelList, Usage
-from .openai_bodies import ChatRequest, CompletionRequest, OpenAIRequest
+from .openai_bodies import MAX_ANSWERS, ChatRequest, CompletionRequest, OpenAIRequest
 from .openai_wording import Answer, ChatWording, CompletionWording, Wording
 from .service import Service
 from .single import End, Pieces, SingleCall, pieces_of
 
+Prompt = list[Piece] | list[int]
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for this route
 _ERRORS = error_responses(
     errors.InvalidRequest,
@@ -60,15 +61,13 @@ def openai_router(service: Service) -> APIRouter:
 
     @router.post("/completions", response_model=Completion, responses=_ANSWERS)
     async def completions(request: Request, body: CompletionRequest) -> Response:
-        """Continue a prompt."""
+        """Continue a prompt, or each of several."""
         body.refuse_unsupported()
         service.check_model(body.model)
-        prompt = _completion_prompt(body)
-        wording = CompletionWording(body.model)
         max_tokens = _COMPLETION_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
-        samplings = body.samplings(max_tokens)
-        echo = Echo(prompt, alone=body.max_tokens == 0) if body.echo else None
-        return await _answer(request, service, prompt, samplings, wording, body, echo)
+        asked = [(prompt, body.samplings(max_tokens)) for prompt in _completion_prompts(body)]
+        echoes = [Echo(prompt, alone=body.max_tokens == 0) for prompt, _ in asked] if body.echo else None
+        return await _answer(request, service, asked, CompletionWording(body.model), body, echoes)
 
     @router.post("/chat/completions", response_model=ChatCompletion, responses=_ANSWERS)
     async def chat(request: Request, body: ChatRequest) -> Response:
@@ -78,9 +77,9 @@ def openai_router(service: Service) -> APIRouter:
         prompt = service.executor.prompts.chat_pieces(
             (_role(message.role), message.text) for message in body.messages
         )
-        wording = ChatWording(body.model)
         max_tokens = body.max_completion_tokens or body.max_tokens or service.config.default_max_tokens
-        return await _answer(request, service, prompt, body.samplings(max_tokens), wording, body)
+        asked = [(prompt, body.samplings(max_tokens))]
+        return await _answer(request, service, asked, ChatWording(body.model), body)
 
     return router
 
@@ -97,37 +96,42 @@ def _role(role: str) -> Role:
             return "tool"
 
 
-def _completion_prompt(body: CompletionRequest) -> list[Piece] | list[int]:
-    """Text, whose control strings are control tokens, or ids."""
-    prompt = body.prompt
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return [Piece(prompt, control=True)]
-    ids = [token for token in prompt if isinstance(token, int)]
-    if not prompt:
+def _completion_prompts(body: CompletionRequest) -> list[Prompt]:
+    """Each a text, whose control strings are control tokens, or ids. Raises :class:`InvalidRequest`."""
+    given = body.prompt
+    ids = [] if isinstance(given, str) else [one for one in given if isinstance(one, int)]
+    several = [given] if isinstance(given, str) else [ids] if ids else given
+    if not several:
         raise errors.InvalidRequest("the prompt is empty", param="prompt")
-    if len(ids) != len(prompt):
-        raise errors.UnsupportedParameter("several prompts in one request are not supported", param="prompt")
-    return ids
+    if len(several) * (body.n or 1) > MAX_ANSWERS:
+        raise errors.InvalidRequest(
+            f"{len(several)} prompts with n = {body.n or 1} are more than {MAX_ANSWERS} answers; "
+            "ask for fewer in one request",
+            param="prompt",
+        )
+    texts = [[Piece(one, control=True)] for one in several if isinstance(one, str)]
+    return [*texts, *(one for one in several if isinstance(one, list))]
 
 
 async def _answer(
     request: Request,
     service: Service,
-    prompt: list[Piece] | list[int],
-    samplings: list[SamplingBody],
+    asked: Sequence[tuple[Prompt, list[SamplingBody]]],
     wording: Wording,
     body: OpenAIRequest,
-    echo: Echo | None = None,
+    echoes: list[Echo] | None = None,
 ) -> Response:
-    service.check_sampling(samplings[0], grammar_param="response_format")
-    await unless_disconnected(request, _check_grammar(samplings[0]))
+    """The n answers to each prompt, those of the first one first; ``echoes`` has one for each prompt."""
+    num_each = len(asked[0][1])
+    sampling = asked[0][1][0]  # but for the seed, all are alike
+    service.check_sampling(sampling, grammar_param="response_format")
+    await unless_disconnected(request, _check_grammar(sampling))
     tenant = tenant_of(request)
-    encoding = service.encode(prompt, samplings[0].max_tokens or 1, tenant=tenant)
-    fill = await unless_disconnected(request, encoding)
+    encoding = _encoded(service, [prompt for prompt, _ in asked], sampling.max_tokens, tenant)
+    fills = await unless_disconnected(request, encoding)
     pieces: Pieces = asyncio.Queue()
-    singles = service.start_singles(fill, samplings, pieces, stream=bool(body.stream), tenant=tenant)
+    calls = [(fill, one) for fill, (_, samplings) in zip(fills, asked, strict=True) for one in samplings]
+    singles = service.start_singles(calls, pieces, stream=bool(body.stream), tenant=tenant)
 
     def end() -> None:
         for single in singles:
@@ -139,17 +143,28 @@ async def _answer(
         end()
         raise
     if body.stream:
-        return _EventStream(_events(service, singles, pieces, wording, with_usage=body.wants_usage), end)
+        with_usage = (lambda: _usage(singles, num_each)) if body.wants_usage else None
+        return _EventStream(_events(service, singles, pieces, wording, with_usage), end)
     try:
         answers = await unless_disconnected(request, _answers(service, singles, pieces))
     finally:
         end()
-    usage = _usage(singles)
-    if echo is not None:
-        answers = [echo.before(answer, service, singles[0], fill.token_ids) for answer in answers]
-        usage = Usage.of(usage.prompt_tokens, 0, 0) if echo.alone else usage
+    usage = _usage(singles, num_each)
+    if echoes is not None:
+        answers = _echoed(service, echoes, fills, singles, answers)
+        usage = Usage.of(usage.prompt_tokens, 0, 0) if echoes[0].alone else usage
     answer = wording.whole(answers, usage)
     return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+async def _encoded(
+    service: Service, prompts: Sequence[Prompt], max_tokens: int | None, tenant: str
+) -> list[EncodedPrompt]:
+    fills = []
+    for prompt in prompts:
+        fills.append(await service.encode(prompt, max_tokens or 1, tenant=tenant))
+        await asyncio.sleep(0)  # a short text is encoded at once
+    return fills
 
 
 async def _check_grammar(sampling: SamplingBody) -> None:
@@ -186,24 +201,47 @@ async def _answers(service: Service, singles: Sequence[SingleCall], pieces: Piec
     ]
 
 
+def _echoed(
+    service: Service,
+    echoes: Sequence[Echo],
+    fills: Sequence[EncodedPrompt],
+    singles: Sequence[SingleCall],
+    answers: Sequence[Answer],
+) -> list[Answer]:
+    """The first call of each prompt has scored that."""
+    num_each = len(singles) // len(echoes)
+    return [
+        echoes[i // num_each].before(
+            answer, service, singles[i - i % num_each], fills[i // num_each].token_ids
+        )
+        for i, answer in enumerate(answers)
+    ]
+
+
 def _likelihoods(service: Service, logprobs: wire.Logprobs | None) -> list[GeneratedId] | None:
     return None if logprobs is None else read_logprobs(logprobs, service.token_bytes)
 
 
-def _usage(singles: Sequence[SingleCall]) -> Usage:
-    """Answers share their prompt, which counts once, with what was in the cache before them."""
+def _usage(singles: Sequence[SingleCall], num_each: int) -> Usage:
+    """Of all prompts. The ``num_each`` answers to one share it; it counts once, with what was in the cache
+    before them."""
     calls = [single.call for single in singles]
+    by_prompt = [calls[first : first + num_each] for first in range(0, len(calls), num_each)]
     return Usage.of(
-        calls[0].prompt_tokens,
+        sum(group[0].prompt_tokens for group in by_prompt),
         sum(call.output_tokens for call in calls),
-        min(call.cached_tokens for call in calls),
+        sum(min(call.cached_tokens for call in group) for group in by_prompt),
     )
 
 
 async def _events(
-    service: Service, singles: Sequence[SingleCall], pieces: Pieces, wording: Wording, *, with_usage: bool
+    service: Service,
+    singles: Sequence[SingleCall],
+    pieces: Pieces,
+    wording: Wording,
+    usage: Callable[[], Usage] | None,
 ) -> AsyncIterator[str]:
-    """Server-sent events: the texts, each with its finish_reason, usage with no choices, [DONE]."""
+    """Server-sent events: the texts, each with its finish_reason, ``usage`` with no choices, [DONE]."""
     try:
         for single in singles:
             for opening in wording.opening(single.index):
@@ -213,8 +251,8 @@ async def _events(
                 yield _event(wording.end(piece.index, singles[piece.index].finish_reason))
             else:
                 yield _event(wording.piece(piece.index, piece.text, _likelihoods(service, piece.logprobs)))
-        if with_usage:
-            yield _event(wording.usage(_usage(singles)))
+        if usage is not None:
+            yield _event(wording.usage(usage()))
     except errors.ParrotError as error:
         yield _event(ErrorReply(error=error_detail(_as_asked(error).to_info())))
     yield "data: [DONE]\n\n"

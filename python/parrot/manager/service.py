@@ -344,21 +344,20 @@ class Service:
 
     def start_singles(
         self,
-        fill: EncodedPrompt,
-        samplings: Sequence[api.SamplingBody],
+        asked: Sequence[tuple[EncodedPrompt, api.SamplingBody]],
         pieces: Pieces,
         *,
         stream: bool,
         tenant: str = DEFAULT_TENANT,
     ) -> list[SingleCall]:
-        """Run latency-bound calls of one prompt outside any session; :meth:`end_single` must follow for each.
+        """Run latency-bound calls outside any session; :meth:`end_single` must follow for each.
 
-        The prompt is encoded once, and computed once by an engine that runs several of them: each forks the
+        A prompt that several have is computed once by an engine that runs several of them: each forks the
         context of the first."""
-        self.executor.check_open(len(samplings), num_ready=len(samplings))
-        self.tenants.get(tenant).check_calls(len(samplings))
+        self.executor.check_open(len(asked), num_ready=len(asked))
+        self.tenants.get(tenant).check_calls(len(asked))
         singles = []
-        for index, sampling in enumerate(samplings):
+        for index, (fill, sampling) in enumerate(asked):
             session = self._sessions.create_detached(tenant=tenant)
             single = SingleCall(session, pieces, index=index, stream=stream)
             self._start_single(single, fill, sampling)
