@@ -20,7 +20,7 @@ from torch import Tensor
 from parrot import _core
 from parrot.engine.batch import host_zeros
 from parrot.kernels.attention import paged_attention, plan_attention
-from parrot.kernels.cpu_attention import CpuAttention
+from parrot.kernels.cpu_attention import CpuAttention, pack_blocks
 
 from .timing import Spread, print_table, show, spread
 
@@ -76,8 +76,12 @@ class Problem:
         layers = max(2, pool_bytes // self.layer_bytes)
         shape = (layers, 2, self.num_blocks, BLOCK, KV_HEADS, HEAD_DIM)
         self.pool = host_zeros(shape, DTYPE).normal_()
+        self.first = self.pool[0].clone()  # a token beside the other, as torch takes them
+        self.pool[0, 0], self.pool[0, 1] = pack_blocks(*self.first)
         self.query = torch.randn(row.count * row.rows, HEADS, HEAD_DIM).to(DTYPE)
         self.out = torch.empty_like(self.query)
+        tables = torch.from_numpy(self.tables).long()
+        self._torch_plan = plan_attention(self.starts, self.lens, tables, HEADS // KV_HEADS, DTYPE)
 
     def native(self, share: bool) -> Layer:
         """As an engine calls it, which looks at its cache once and at queries and outputs once a step."""
@@ -94,9 +98,15 @@ class Problem:
         return run
 
     def torch_path(self) -> Layer:
-        tables = torch.from_numpy(self.tables).long()
-        plan = plan_attention(self.starts, self.lens, tables, HEADS // KV_HEADS, DTYPE)
-        return lambda layer: paged_attention(self.query, self.pool[layer, 0], self.pool[layer, 1], plan)
+        """Of which only the time is of use: what it reads is in the order of the native path."""
+        return lambda layer: self._by_torch(self.pool[layer])
+
+    def expected(self) -> Tensor:
+        """What the native path should make of the first layer."""
+        return self._by_torch(self.first)
+
+    def _by_torch(self, cache: Tensor) -> Tensor:
+        return paged_attention(self.query, cache[0], cache[1], self._torch_plan)
 
     def time_layers(self, attention: Layer, seconds: float) -> float:
         """Microseconds of one layer: over all of them, or as many as fit the time."""
@@ -134,7 +144,7 @@ def measure(row: Row, repeats: int, pool_bytes: int, seconds: float) -> dict[str
     variants = {"native": problem.native(share=True), "torch": problem.torch_path()}
     if row.shared:
         variants["per_request"] = problem.native(share=False)
-    expected = variants["torch"](0).float()
+    expected = problem.expected().float()
     error = ((variants["native"](0).float() - expected).norm() / expected.norm()).item()
     times: dict[str, list[float]] = {name: [] for name in variants}
     reads = []

@@ -13,6 +13,7 @@
 #include "concat.h"
 #include "core_buffers.h"
 #include "kernels/cpu/argmax.h"
+#include "kernels/cpu/kv_block.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/rope.h"
 
@@ -122,15 +123,16 @@ void rope_append(const Floats& qkv, const Floats& cos, const Floats& sin, const 
     if (check_dtype("key_cache", key_cache) != dtype || check_dtype("value_cache", value_cache) != dtype) {
         throw std::invalid_argument("query, key_cache and value_cache must have one dtype");
     }
-    if (query.ndim() != 3 || key_cache.ndim() != 4 || query.shape(2) % 2 != 0) {
+    if (query.ndim() != 3 || key_cache.ndim() != 4 || query.shape(2) % 2 != 0 ||
+        query.shape(2) > cpu::kMaxRopeHeadDim) {
         throw std::invalid_argument(
-            concat("query must be [rows, heads, head_dim] with an even head_dim, and "
-                   "key_cache [num_blocks, block_size, kv_heads, head_dim]; got ",
+            concat("query must be [rows, heads, head_dim] with an even head_dim of at most ",
+                   cpu::kMaxRopeHeadDim, ", and key_cache [num_blocks, 16, kv_heads, head_dim]; got ",
                    text_of(shape_of(query)), " and ", text_of(shape_of(key_cache))));
     }
     const py::ssize_t rows = query.shape(0), heads = query.shape(1), head_dim = query.shape(2);
-    const py::ssize_t num_slots = key_cache.shape(0) * key_cache.shape(1), kv_heads = key_cache.shape(2);
-    check_shape("key_cache", key_cache, {key_cache.shape(0), key_cache.shape(1), kv_heads, head_dim});
+    const py::ssize_t num_slots = key_cache.shape(0) * cpu::kBlockTokens, kv_heads = key_cache.shape(2);
+    check_shape("key_cache", key_cache, {key_cache.shape(0), cpu::kBlockTokens, kv_heads, head_dim});
     check_shape("value_cache", value_cache, shape_of(key_cache));
     check_shape("qkv", qkv, {rows, (heads + 2 * kv_heads) * head_dim});
     check_shape("cos", cos, {rows, head_dim / 2});

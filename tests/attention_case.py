@@ -46,6 +46,17 @@ def view(array: Array) -> _core.TensorView:
     return _core.TensorView(array.ctypes.data, array.shape, strides)
 
 
+def packed(cache: Array, values: bool = False) -> Array:
+    """Blocks [n, 16, kv_heads, head_dim] as csrc/kernels/cpu/kv_block.h orders them; the shape stays."""
+    blocks, tokens, heads, size = cache.shape
+    pair = 4 // cache.itemsize
+    if values:
+        words = cache.reshape(blocks, tokens // pair, pair, heads, size).transpose(0, 3, 1, 4, 2)
+    else:
+        words = cache.reshape(blocks, tokens, heads, size // pair, pair).transpose(0, 2, 3, 1, 4)
+    return np.ascontiguousarray(words).reshape(cache.shape)
+
+
 class Case:
     """The arrays of one step. Slots that no sequence owns hold NaN, table entries past an end ``UNUSED``."""
 
@@ -85,9 +96,19 @@ class Case:
         """Output of the native attention, into an array filled with NaN."""
         output = to_bfloat16(np.full(self.query.shape, np.nan)) if self.dtype == "bfloat16" else None
         output = np.full(self.query.shape, np.nan, dtype=np.float32) if output is None else output
-        attention = self.attention(**options)
-        attention.run(view(self.query), view(self.keys), view(self.values), view(output), self.scale)
+        self.call(self.attention(**options), output)
         return output
+
+    def call(self, attention: _core.CpuAttention, output: Array) -> None:
+        """One run of what was planned."""
+        self.call_with(attention, view(self.query), view(output))
+
+    def call_with(
+        self, attention: _core.CpuAttention, query: _core.TensorView, output: _core.TensorView
+    ) -> None:
+        """The same for queries and outputs that the caller describes."""
+        keys, values = packed(self.keys), packed(self.values, values=True)
+        attention.run(query, view(keys), view(values), output, self.scale)
 
     def expected(self) -> npt.NDArray[np.float64]:
         """Attention written out, one sequence at a time; computed once."""

@@ -145,7 +145,7 @@ def test_one_plan_gives_the_same_bits_every_time() -> None:
     assert attention.num_partials > 0
     outputs = [np.zeros_like(case.query) for _ in range(20)]
     for output in outputs:
-        attention.run(view(case.query), view(case.keys), view(case.values), view(output), case.scale)
+        case.call(attention, output)
     assert all(np.array_equal(output, outputs[0]) for output in outputs)
 
 
@@ -155,7 +155,7 @@ def test_a_plan_is_replaced_by_the_next() -> None:
     for case in (small, large, small):
         attention.plan(case.query_start, case.seq_lens, case.tables, case.num_blocks, num_threads=2)
         output = np.full_like(case.query, np.nan)
-        attention.run(view(case.query), view(case.keys), view(case.values), view(output), case.scale)
+        case.call(attention, output)
         assert case.error(output) < 1e-5
 
 
@@ -216,7 +216,7 @@ def test_rows_may_lie_within_larger_ones() -> None:
         _core.TensorView(a.ctypes.data, p.shape, (a.shape[1], 64, 1))
         for a, p in zip((fused, output), parts, strict=True)
     ]
-    case.attention(num_threads=2).run(views[0], view(case.keys), view(case.values), views[1], case.scale)
+    case.call_with(case.attention(num_threads=2), *views)
     assert np.array_equal(output[:, : 4 * 64].reshape(rows, 4, 64), expected)
     assert (output[:, 4 * 64 :] == 7).all()
 

@@ -247,6 +247,15 @@ class Rope:
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=2)
 
 
+def by_token(cache: F32, pair: int, *, values: bool = False) -> F32:
+    """[64, 2, 6]: four blocks in the order of csrc/kernels/cpu/kv_block.h, a token beside the other."""
+    if values:
+        words = cache.reshape(4, 2, 16 // pair, 6, pair).transpose(0, 2, 4, 1, 3)
+    else:
+        words = cache.reshape(4, 2, 6 // pair, 16, pair).transpose(0, 3, 1, 2, 4)
+    return words.reshape(64, 2, 6)
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 5, 37])
 def test_queries_are_rotated_and_keys_and_values_take_their_slots(rows: int, bf16: bool) -> None:
@@ -256,7 +265,7 @@ def test_queries_are_rotated_and_keys_and_values_take_their_slots(rows: int, bf1
     query, k, v = (from_bf16(a) if bf16 else a for a in (rope.query, rope.k, rope.v))
     tolerance = 2**-8 if bf16 else 1e-6
     np.testing.assert_allclose(query, rope.rotated(heads[:, :3]), rtol=tolerance, atol=1e-5)
-    flat_k, flat_v = k.reshape(64, 2, 6), v.reshape(64, 2, 6)
+    flat_k, flat_v = by_token(k, 4 // rope.k.itemsize), by_token(v, 4 // rope.k.itemsize, values=True)
     np.testing.assert_allclose(flat_k[rope.slots], rope.rotated(heads[:, 3:5]), rtol=tolerance, atol=1e-5)
     np.testing.assert_allclose(flat_v[rope.slots], heads[:, 5:], rtol=tolerance)
     others = np.delete(np.arange(64), rope.slots)
@@ -281,6 +290,13 @@ def test_slots_and_shapes_of_a_rotation_are_checked() -> None:
         setattr(rope, name, getattr(rope, name)[:2])
         with pytest.raises(ValueError, match=message):
             rope.run()
+    wide = Rope(3, False, head_dim=514)
+    with pytest.raises(ValueError, match="an even head_dim of at most 512"):
+        wide.run()
+    small = Rope(3, False)
+    small.k, small.v = small.k[:, :8].copy(), small.v[:, :8].copy()
+    with pytest.raises(ValueError, match=r"key_cache has the shape \[4, 8, 2, 6\], expected \[4, 16, 2, 6\]"):
+        small.run()
     rope = Rope(3, False)
     rope.v = to_bf16(rope.v)
     with pytest.raises(ValueError, match="must have one dtype"):

@@ -8,13 +8,14 @@ import torch
 from tests.attention_case import UNUSED, Case, Tree
 
 from parrot.kernels.attention import paged_attention, plan_attention
-from parrot.kernels.cpu_attention import CpuAttention
+from parrot.kernels.cpu_attention import CpuAttention, pack_blocks
 
 MIXED = Tree([340, 25, 310, 60, 305], [1, 25, 1, 9, 1], [(-1, 0), (-1, 0), (0, 288), (-1, 0), (2, 288)])
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 8e-3}
 
 
 def tensors(case: Case) -> list[torch.Tensor]:
+    """Queries, keys and values, a token beside the other."""
     arrays = [case.query, case.keys, case.values]
     if case.dtype == "bfloat16":
         return [torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) for array in arrays]
@@ -25,7 +26,8 @@ def make(dtype: torch.dtype) -> tuple[Case, CpuAttention, list[torch.Tensor]]:
     case = Case(MIXED, 6, 2, 64, str(dtype).removeprefix("torch."))
     attention = CpuAttention(6, 2, 64, dtype)
     attention.plan(case.query_start, case.seq_lens, case.tables, case.num_blocks)
-    return case, attention, tensors(case)
+    query, keys, values = tensors(case)
+    return case, attention, [query, *pack_blocks(keys, values)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -36,7 +38,7 @@ def test_equals_attention_written_out_and_its_twin(dtype: torch.dtype) -> None:
     assert (out.double() - expected).norm() / expected.norm() < DTYPES[dtype]
     tables = torch.from_numpy(np.where(case.tables == UNUSED, -1, case.tables)).long()
     twin_plan = plan_attention(case.query_start.tolist(), case.seq_lens.tolist(), tables, 3, dtype)
-    twin = paged_attention(query, keys, values, twin_plan)
+    twin = paged_attention(*tensors(case), twin_plan)
     assert (out.double() - twin.double()).norm() / expected.norm() < 2 * DTYPES[dtype]
 
 

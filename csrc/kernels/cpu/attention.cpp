@@ -11,7 +11,6 @@
 namespace parrot::cpu {
 namespace {
 
-constexpr int32_t kMaxHeadDim = 512;
 constexpr int64_t kCostPerThread = 6'000;  // a dozen microseconds; a thread is not woken for less
 constexpr float kLog2E = 1.44269504f;
 

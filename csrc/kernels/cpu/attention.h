@@ -14,7 +14,7 @@ namespace parrot::cpu {
 // One call's tensors as their owner describes them; strides in elements.
 struct AttentionCall {
     const void* query;   // [num_rows, num_heads, head_dim], rows query_stride apart
-    const void* keys;    // [num_blocks, 16, num_kv_heads, head_dim], contiguous
+    const void* keys;    // [num_blocks] of kv_block.h
     const void* values;  // the same
     void* output;        // [num_rows, num_heads, head_dim], rows output_stride apart
     int64_t query_stride;

@@ -77,29 +77,12 @@ struct Avx2 {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to), packed);
     }
 
-    static Reg load_pairs(const uint16_t* from) {
-        return _mm256_castsi256_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    }
     static Reg low_bf16(Reg x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16)); }
     static Reg high_bf16(Reg x) {
         return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(-65536)));
     }
-
-    // Within lanes of 128 bits first, then the lanes.
-    static void transpose(Reg (&r)[8]) {
-        Reg t[8];
-        for (int i = 0; i < 8; i += 4) {
-            const Reg a = _mm256_unpacklo_ps(r[i], r[i + 1]), b = _mm256_unpackhi_ps(r[i], r[i + 1]);
-            const Reg c = _mm256_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm256_unpackhi_ps(r[i + 2], r[i + 3]);
-            t[i] = _mm256_shuffle_ps(a, c, 0x44);
-            t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
-            t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
-            t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
-        }
-        for (int i = 0; i < 4; ++i) {
-            r[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
-            r[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
-        }
+    static Reg keep_lower_halves(Reg x) {
+        return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0xffff)));
     }
 };
 

@@ -60,14 +60,16 @@ struct Avx512 {
                             _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
     }
 
-    static Reg load_pairs(const uint16_t* from) { return _mm512_loadu_ps(from); }
-    static Reg load_half_pairs(const uint16_t* from) { return _mm512_maskz_loadu_ps(0x00ff, from); }
     static Reg low_bf16(Reg x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16)); }
     static Reg high_bf16(Reg x) {
         return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(-65536)));
     }
 
-    // Within lanes of 128 bits first, then the lanes.
+    static Reg keep_lower_halves(Reg x) {
+        return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0xffff)));
+    }
+
+    // For interleave_avx512.h. Within lanes of 128 bits first, then the lanes.
     static void transpose(Reg (&r)[16]) {
         Reg t[16];
         for (int i = 0; i < 16; i += 4) {

@@ -1,5 +1,4 @@
-// Attention with AVX-512 and its bfloat16 dot product: for scores (products of two bfloat16 fit fp32), and
-// for weights times values where a tile is packed for several passes of rows (attention_item.h).
+// Attention with AVX-512 and its bfloat16 dot product.
 #if defined(__x86_64__)
 #include "kernels/cpu/attention_avx512.h"
 #include "kernels/cpu/attention_item.h"
@@ -22,10 +21,6 @@ struct Avx512Bf16 : Avx512 {
         p = fmadd(p, f, set1(6.9326099e-1f));
         p = fmadd(p, f, set1(9.9992807e-1f));
         return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, set1(-100), _CMP_NLT_UQ), p, n);
-    }
-    static Reg join_bf16(Reg low, Reg high) {
-        const __m512i bits = _mm512_srli_epi32(_mm512_castps_si512(low), 16);
-        return _mm512_castsi512_ps(_mm512_or_si512(bits, _mm512_castps_si512(high)));
     }
     static Reg dot_pairs(Reg a, Reg b, Reg c) {
         return _mm512_dpbf16_ps(c, __m512bh(_mm512_castps_si512(a)), __m512bh(_mm512_castps_si512(b)));

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <type_traits>
 
 #include "kernels/cpu/attention_tile.h"
 
@@ -30,9 +29,14 @@ class AttentionItemKernel {
     using Tile = AttentionTile<V>;
     using Reg = typename V::Reg;
     static constexpr int W = V::kWidth;
-    static constexpr int32_t kMostLater = 4;  // tokens of later items to ask for at a time
-    // Scores are products of bfloat16 pairs: queries are kept as they are, and scores scaled instead of them.
-    static constexpr bool kPairs = V::kDotsPairs && sizeof(T) == sizeof(uint16_t);
+    using Block = KvBlock<T>;
+    static constexpr int32_t kMostLater =
+        24;  // lines of later items' keys, and of values, to ask for at a time
+    // Products of bfloat16 pairs: queries are kept as they are, and scores scaled instead of them; weights
+    // are rounded, as kernels on GPUs round them.
+    static constexpr bool kPairs = V::kDotsPairs && Block::kPair == 2;
+    static constexpr bool kWidens = !V::kDotsPairs && Block::kPair == 2;
+    static constexpr Words kWords = kPairs ? Words::kPairs : kWidens ? Words::kPairsOnRight : Words::kNumbers;
 
     AttentionItemKernel(const AttentionTensors& tensors, const AttentionItem& item,
                         const AttentionPartials& partials, const AttentionScratch& scratch)
@@ -41,8 +45,7 @@ class AttentionItemKernel {
           partials_(partials),
           s_(scratch),
           group_(tensors.num_heads / tensors.num_kv_heads),
-          rows_(item.num_members * group_),
-          token_stride_(int64_t(tensors.num_kv_heads) * tensors.head_dim) {}
+          rows_(item.num_members * group_) {}
 
     void run() {
         load_queries();
@@ -89,123 +92,148 @@ class AttentionItemKernel {
         }
     }
 
-    // The offset in elements of a token of the cache.
-    int64_t offset(const AttentionItem& item, int32_t position, int32_t head) const {
-        const int64_t block = item.block_table[position / kBlockTokens];
-        return (block * kBlockTokens + position % kBlockTokens) * token_stride_ + int64_t(head) * t_.head_dim;
+    // A head of a block of `cache`, in words.
+    const float* words(const void* cache, const AttentionItem& item, int32_t position, int32_t head) const {
+        const int64_t at =
+            Block::head_at(item.block_table[position / kBlockTokens], head, t_.num_kv_heads, t_.head_dim);
+        return reinterpret_cast<const float*>(static_cast<const T*>(cache) + at);
     }
 
-    // Where the tile's keys or values lie, and those of the tile after it: the next head's, the next tokens',
-    // or the next item's. A block that does not exist is replaced by one that does.
-    TileBlocks<T> blocks(const void* cache, int32_t begin, int32_t head) const {
-        const bool last_head = head + 1 == item_.head_end;
-        int32_t next_begin = last_head ? begin + kTileTokens : begin;
-        int32_t next_head = last_head ? item_.head_begin : head + 1;
-        const AttentionItem* next_item = &item_;
-        if (next_begin >= item_.end && item_.next != nullptr) {
-            next_item = item_.next;
-            next_begin = next_item->begin;
-            next_head = next_item->head_begin;
+    // Where tokens from `begin` on lie. A block past the item's end is replaced by what stands there already.
+    void find(const AttentionItem& item, int32_t begin, int32_t head, TileBlocks& tile) const {
+        for (unsigned i = 0; i < TileBlocks::kBlocks; ++i) {
+            const int32_t position = begin + int32_t(i) * kBlockTokens;
+            if (position >= item.end) break;
+            tile.runs[i] = words(t_.keys, item, position, head);
+            tile.runs[TileBlocks::kBlocks + i] = words(t_.values, item, position, head);
         }
-        TileBlocks<T> result;
-        result.stride = token_stride_;
-        for (int i = 0; i < kTileTokens / kBlockTokens; ++i) {
-            const int32_t now = begin + i * kBlockTokens, next = next_begin + i * kBlockTokens;
-            const T* from = static_cast<const T*>(cache);
-            result.now[i] = from + offset(item_, now < item_.end ? now : begin, head);
-            result.next[i] =
-                next < next_item->end ? from + offset(*next_item, next, next_head) : result.now[i];
+    }
+
+    TileBlocks tile_at(int32_t begin, int32_t head) const {
+        TileBlocks tile;
+        for (unsigned i = 0; i < TileBlocks::kBlocks; ++i) {
+            tile.runs[i] = words(t_.keys, item_, begin, head);
+            tile.runs[TileBlocks::kBlocks + i] = words(t_.values, item_, begin, head);
         }
-        return result;
+        find(item_, begin, head, tile);
+        return tile;
+    }
+
+    // What comes after `tile`: the next head's, the next tokens', or the next item's.
+    TileBlocks tile_after(const TileBlocks& tile, int32_t begin, int32_t head) const {
+        TileBlocks next = tile;
+        if (head + 1 < item_.head_end) {
+            find(item_, begin, head + 1, next);
+        } else if (begin + kTileTokens < item_.end) {
+            find(item_, begin + kTileTokens, item_.head_begin, next);
+        } else if (item_.next != nullptr) {
+            find(*item_.next, item_.next->begin, item_.next->head_begin, next);
+        }
+        return next;
     }
 
     void run_tile(int32_t begin, int tokens, int32_t head) {
-        const TileBlocks<T> keys = blocks(t_.keys, begin, head), values = blocks(t_.values, begin, head);
-        const bool few_rows = rows_ <= kMaxTileRows;
-        for (int i = 0; i < tokens; i += kBlockTokens) {
-            const T* from = keys.now[i / kBlockTokens];
-            const T* next = few_rows ? keys.next[i / kBlockTokens] : from;
-            if constexpr (kPairs) {
-                Tile::pack_key_pairs(from, next, token_stride_, t_.head_dim, s_.keys + i);
-            } else {
-                Tile::pack_keys(from, next, token_stride_, t_.head_dim, s_.keys + i);
-            }
-        }
-        if (few_rows) {
-            attend_rows(begin, tokens, head, 0, rows_, values);
+        const TileBlocks tile = tile_at(begin, head), next = tile_after(tile, begin, head);
+        const KeyRows keys{tile};
+        const ValueRows<T> values{tile, t_.head_dim};
+        if (rows_ <= kMaxTileRows) {
+            attend_rows<kWords>(begin, tokens, head, 0, rows_, keys, values, TileAhead{next, 0});
             return;
         }
-        if constexpr (kPairs) {
-            Tile::pack_value_pairs(values, tokens, t_.head_dim, s_.values);
-        } else {
-            Tile::pack_values(values, tokens, t_.head_dim, s_.values);
+        if constexpr (kWidens) {
+            Tile::widen(keys, t_.head_dim / Block::kPair, kTileTokens, s_.keys);
+            Tile::widen(values, (tokens + 1) / Block::kPair, t_.head_dim, s_.values);
         }
-        const TileRows packed{s_.values, t_.head_dim};
-        const int blocks = (rows_ + kMaxTileRows - 1) / kMaxTileRows;  // of rows, as even as they divide
-        for (int i = 0; i < blocks; ++i) {
+        const int row_blocks = (rows_ + kMaxTileRows - 1) / kMaxTileRows;  // as even as they divide
+        const int lines = int(TileBlocks::kRuns) * Block::lines(t_.head_dim);
+        for (int i = 0; i < row_blocks; ++i) {
             // The next tile arrives beside the products of this one.
-            const int first = kTileTokens * i / blocks, last = kTileTokens * (i + 1) / blocks;
-            keys.ask(first, last, t_.head_dim);
-            values.ask(first, last, t_.head_dim);
-            const int row = rows_ * i / blocks;
-            attend_rows(begin, tokens, head, row, rows_ * (i + 1) / blocks - row, packed);
+            for (int line = lines * i / row_blocks; line < lines * (i + 1) / row_blocks; ++line)
+                next.ask(line);
+            const int row = rows_ * i / row_blocks, count = rows_ * (i + 1) / row_blocks - row;
+            if constexpr (kWidens) {
+                attend_rows<Words::kNumbers>(begin, tokens, head, row, count, TileRows{s_.keys, kTileTokens},
+                                             TileRows{s_.values, t_.head_dim}, NothingAhead());
+            } else {
+                attend_rows<kWords>(begin, tokens, head, row, count, keys, values, NothingAhead());
+            }
         }
     }
 
-    // Spreads the tokens of later items evenly over the row blocks of this one, as many as memory answers by
+    // Spreads the lines of later items evenly over the row blocks of this one, as many as memory answers by
     // then and as the L2 keeps.
     void plan_later() {
         if (item_.num_later == 0) return;
-        int32_t tokens = 0;
+        int32_t lines = 0;
         for (int32_t i = 0; i < item_.num_later; ++i) {
             const AttentionItem& item = item_.later[i * item_.later_step];
-            tokens += item.end - item.begin;
+            lines += (item.end - item.begin + kBlockTokens - 1) / kBlockTokens * lines_of_block(item);
         }
         const int32_t tiles = (item_.end - item_.begin + kTileTokens - 1) / kTileTokens;
-        const int32_t blocks =
+        const int32_t row_blocks =
             (rows_ + kMaxTileRows - 1) / kMaxTileRows * tiles * (item_.head_end - item_.head_begin);
-        const int32_t wanted = (tokens + blocks - 1) / blocks;
+        const int32_t wanted = (lines + row_blocks - 1) / row_blocks;
         later_per_block_ = wanted < kMostLater ? wanted : kMostLater;
-        later_token_ = item_.later->begin;
+        later_.position = item_.later->begin;
+    }
+
+    // Of keys, or of values: the heads of a block lie side by side.
+    int32_t lines_of_block(const AttentionItem& item) const {
+        return (item.head_end - item.head_begin) * Block::lines(t_.head_dim);
     }
 
     void ask_later() {
-        for (int32_t count = 0; count < later_per_block_ && later_ < item_.num_later; ++count) {
-            const AttentionItem& item = item_.later[later_ * item_.later_step];
-            const int64_t at = offset(item, later_token_, item.head_begin);
-            const T* keys = static_cast<const T*>(t_.keys) + at;
-            const T* values = static_cast<const T*>(t_.values) + at;
-            const int32_t elements = (item.head_end - item.head_begin) * t_.head_dim;
-            for (int32_t i = 0; i < elements; i += 64 / int32_t(sizeof(T))) {
-                Tile::prefetch(keys + i);
-                Tile::prefetch(values + i);
+        for (int32_t asked = 0; asked < later_per_block_ && later_.index < item_.num_later;) {
+            const AttentionItem& item = item_.later[later_.index * item_.later_step];
+            const float* keys = words(t_.keys, item, later_.position, item.head_begin);
+            const float* values = words(t_.values, item, later_.position, item.head_begin);
+            const int32_t lines = lines_of_block(item);
+            for (; later_.line < lines && asked < later_per_block_; ++later_.line, ++asked) {
+                __builtin_prefetch(keys + later_.line * TileBlocks::kLineWords, 0, 2);
+                __builtin_prefetch(values + later_.line * TileBlocks::kLineWords, 0, 2);
             }
-            if (++later_token_ < item.end) continue;
-            if (++later_ < item_.num_later) later_token_ = item_.later[later_ * item_.later_step].begin;
+            if (later_.line < lines) return;
+            later_.line = 0;
+            later_.position += kBlockTokens;
+            if (later_.position >= item.end) next_later();
         }
     }
 
-    // Scores, weights and sums of a few rows, over keys that are packed and values that may be.
-    template <class Values>
-    void attend_rows(int32_t begin, int tokens, int32_t head, int row, int count, const Values& values) {
-        const int64_t d = t_.head_dim, state = int64_t(head - item_.head_begin) * rows_ + row;
+    void next_later() {
+        if (++later_.index < item_.num_later)
+            later_.position = item_.later[later_.index * item_.later_step].begin;
+    }
+
+    // Scores, weights and sums of a few rows.
+    template <Words kTileWords, class Keys, class Values, class Ahead>
+    void attend_rows(int32_t begin, int tokens, int32_t head, int row, int count, const Keys& keys,
+                     const Values& values, const Ahead& ahead) {
+        constexpr int kPerWord = kTileWords == Words::kNumbers ? 1 : 2;
+        const int64_t state = int64_t(head - item_.head_begin) * rows_ + row;
         const int columns = (tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
         int limits[kMaxTileRows];
         for (int r = 0; r < count; ++r) {
             const int32_t visible = item_.members[(row + r) / group_].visible - begin;
             limits[r] = visible < tokens ? visible : tokens;
         }
-        const TileRows keys{s_.keys, kTileTokens};
+        const int d = t_.head_dim, depth = d / kPerWord;
         float* output = s_.output + state * d;
-        Tile::template product<kPairs, false>(count, kPairs ? t_.head_dim / 2 : t_.head_dim,
-                                              s_.query + state * d, d, keys, s_.scores, kTileTokens, columns);
+        Tile::template product<kTileWords, false>(count, depth, s_.query + state * d, d, keys, s_.scores,
+                                                  kTileTokens, columns, ahead);
         ask_later();  // here, because memory answers slower than a longer burst would ask
         const typename Tile::Softmax softmax{s_.reference + state, s_.sum + state * kSumLanes, output,
-                                             kPairs ? t_.scale : 1, t_.head_dim};
-        constexpr bool kPairsOfWeights = kPairs && std::is_same_v<Values, TileRows>;
-        softmax.template weigh<kPairsOfWeights>(count, s_.scores, columns, limits);
-        Tile::template product<kPairsOfWeights, true>(count, kPairsOfWeights ? (tokens + 1) / 2 : tokens,
-                                                      s_.scores, kTileTokens, values, output, d, t_.head_dim);
+                                             kPairs ? t_.scale : 1, d};
+        softmax.template weigh<kPairs>(count, s_.scores, columns, limits);
+        const int whole = tokens / kPerWord;
+        Tile::template product<kTileWords, true>(count, whole, s_.scores, kTileTokens, values, output, d, d,
+                                                 ahead.after(unsigned(columns / 16 * depth)));
+        if (whole * kPerWord == tokens) return;
+        // The last token's partner is no token, and what lies there may be no number.
+        alignas(64) float last[kMaxHeadDim];
+        Tile::keep_firsts(values.at(whole, 0), d, last);
+        Tile::template product<kTileWords, true>(count, 1, s_.scores + (kPairs ? whole : tokens - 1),
+                                                 kTileTokens, TileRows{last, d}, output, d, d,
+                                                 NothingAhead());
     }
 
     void store_head(int32_t head) {
@@ -274,10 +302,10 @@ class AttentionItemKernel {
     const AttentionScratch& s_;
     const int32_t group_;
     const int32_t rows_;
-    const int64_t token_stride_;
-    int32_t later_per_block_ = 0;  // tokens
-    int32_t later_ = 0;            // which of them comes next,
-    int32_t later_token_ = 0;      // and at which token
+    int32_t later_per_block_ = 0;  // lines of keys, and of values
+    struct {
+        int32_t index, position, line;
+    } later_{};  // which item comes next, which block and which of its lines
 };
 
 }  // namespace parrot::cpu

@@ -5,11 +5,12 @@
 #include <cstdint>
 
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/kv_block.h"
 
 namespace parrot::cpu {
 
-inline constexpr int kBlockTokens = 16;  // tokens of a KV block
-inline constexpr int kTileTokens = 64;   // tokens whose scores are computed at a time
+inline constexpr int kTileTokens = 64;  // tokens whose scores are computed at a time
+inline constexpr int kMaxHeadDim = 512;
 
 // One query token of an item: heads_per_kv_head query rows in each KV head.
 struct AttentionMember {
@@ -22,7 +23,7 @@ struct AttentionMember {
 // The tensors of one call. Strides are in elements.
 struct AttentionTensors {
     const void* query;  // [rows, num_heads, head_dim]
-    const void* keys;   // [num_blocks, 16, num_kv_heads, head_dim]
+    const void* keys;   // [num_blocks] of kv_block.h
     const void* values;
     void* output;  // [rows, num_heads, head_dim]
     int64_t query_stride;
@@ -58,8 +59,8 @@ struct AttentionItem {
 
 // Floats that attend() needs for one item: [heads][rows] of state, where rows = members * group size.
 struct AttentionScratch {
-    float* keys;       // [head_dim, 64]: a tile, transposed
-    float* values;     // [64, head_dim]
+    float* keys;       // [head_dim, 64]: a tile of many rows, where its words are pairs and a product takes
+    float* values;     // [64, head_dim]   numbers
     float* scores;     // [kMaxTileRows, 64]
     float* query;      // [heads, rows, head_dim]
     float* output;     // [heads, rows, head_dim]

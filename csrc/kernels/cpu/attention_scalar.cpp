@@ -22,7 +22,11 @@ struct Scalar {
 
     static Reg zero() { return set1(0); }
     static Reg set1(float x) { return {{x, x, x, x}}; }
-    static Reg load(const float* from) { return {{from[0], from[1], from[2], from[3]}}; }
+    static Reg load(const float* from) {
+        Reg result;
+        std::memcpy(result.lane, from, sizeof result.lane);  // also of what was written as bfloat16
+        return result;
+    }
     static void store(float* to, Reg x) { std::memcpy(to, x.lane, sizeof x.lane); }
     static Reg add(Reg a, Reg b) {
         return each([&](int i) { return a.lane[i] + b.lane[i]; });
@@ -89,26 +93,14 @@ struct Scalar {
             to[i] = static_cast<uint16_t>((value + 0x7fff + (value >> 16 & 1)) >> 16);
         }
     }
-    static Reg load_pairs(const uint16_t* from) {
-        Reg result;
-        std::memcpy(result.lane, from, sizeof result.lane);
-        return result;
-    }
     static Reg low_bf16(Reg x) {
         return each([&](int i) { return from_bits(bits(x.lane[i]) << 16); });
     }
     static Reg high_bf16(Reg x) {
         return each([&](int i) { return from_bits(bits(x.lane[i]) & 0xffff0000u); });
     }
-
-    static void transpose(Reg (&r)[4]) {
-        for (int i = 0; i < 4; ++i) {
-            for (int j = 0; j < i; ++j) {
-                const float kept = r[i].lane[j];
-                r[i].lane[j] = r[j].lane[i];
-                r[j].lane[i] = kept;
-            }
-        }
+    static Reg keep_lower_halves(Reg x) {
+        return each([&](int i) { return from_bits(bits(x.lane[i]) & 0xffffu); });
     }
 };
 

@@ -3,14 +3,16 @@
 //   Reg, kWidth (4, 8 or 16), kRegisters (accumulators that the product kernel may hold)
 //   zero() set1(x) load(float*) store(float*, Reg) add mul max fmadd(a, b, c) = a * b + c
 //   exp2(Reg): 0 for -inf      keep_first(Reg, n): lanes from n on become -inf
-//   first(Reg): lane 0         hmax(Reg), hsum(Reg)      transpose(Reg (&)[kWidth])
+//   first(Reg): lane 0         hmax(Reg), hsum(Reg)
 //   any_above(Reg, float): whether a lane is greater
-//   load_bf16(uint16_t*), store_bf16(uint16_t*, Reg), load_pairs(uint16_t*): two elements in each lane
-//   kDotsPairs: whether it has dot_pairs(a, b, c) = c + a.low * b.low + a.high * b.high by 32-bit lane,
-//   load_half_pairs(uint16_t*), zero in the upper lanes, join_bf16(low, high) of what load_bf16 gave, and
-//   exp2_rough(Reg), good enough for bfloat16
+//   load_bf16(uint16_t*), store_bf16(uint16_t*, Reg)
 //   low_bf16(Reg), high_bf16(Reg): the lower or upper halves of 32-bit lanes, as bfloat16, in fp32
+//   keep_lower_halves(Reg): the upper halves become zero
+//   kDotsPairs: whether it has dot_pairs(a, b, c) = c + a.low * b.low + a.high * b.high by 32-bit lane, and
+//   exp2_rough(Reg), good enough for bfloat16
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/cpu/attention_kernels.h"
 
@@ -22,41 +24,66 @@
 
 namespace parrot::cpu {
 
-// Rows of a product's right side that lie evenly.
+// A head of a tile's blocks as they lie in the cache (kv_block.h): keys first, then values.
+struct TileBlocks {
+    static constexpr unsigned kBlocks = kTileTokens / kBlockTokens, kRuns = 2 * kBlocks;
+    static constexpr unsigned kLineWords = 16;
+
+    const float* runs[kRuns];
+
+    // Into the L2, of which several tiles take a part. Lines come from all runs in turns: the hardware
+    // follows each of them, and keeps more lines on the way than a core may ask for.
+    void ask(unsigned line) const {
+        __builtin_prefetch(runs[line % kRuns] + line / kRuns * kLineWords, 0, 2);
+    }
+};
+
+// What a product asks for, a line for each 16 words that it loads of its right side.
+struct TileAhead {
+    const TileBlocks& tile;
+    unsigned first;
+
+    void ask(unsigned line) const { tile.ask(first + line); }
+    TileAhead after(unsigned lines) const { return {tile, first + lines}; }
+};
+
+struct NothingAhead {
+    void ask(unsigned) const {}
+    NothingAhead after(unsigned) const { return {}; }
+};
+
+// The right sides of products. Rows that lie evenly:
 struct TileRows {
     const float* first;
     int64_t stride;
 
-    const float* row(int k, int column) const { return first + k * stride + column; }
+    const float* at(int k, int column) const { return first + k * stride + column; }
 };
 
-// A tile as it lies in the cache: its blocks, and those that come next, which are asked for along the way.
+// Row k: a word of each token.
+struct KeyRows {
+    const TileBlocks& tile;
+
+    const float* at(int k, int column) const {
+        return tile.runs[column / kBlockTokens] + k * kBlockTokens + column % kBlockTokens;
+    }
+};
+
+// Row k: a word of each element, of as many tokens as a word holds.
 template <class T>
-struct TileBlocks {
-    const T* now[kTileTokens / kBlockTokens];
-    const T* next[kTileTokens / kBlockTokens];
-    int64_t stride;  // between tokens
+struct ValueRows {
+    const TileBlocks& tile;
+    int64_t head_dim;
 
-    const T* at(int token, int column) const {
-        return now[token / kBlockTokens] + token % kBlockTokens * stride + column;
-    }
-
-    const T* row(int token, int column) const {
-        if (column % 64 == 0) {
-            const T* ahead = next[token / kBlockTokens] + token % kBlockTokens * stride + column;
-            for (int i = 0; i < 64; i += 64 / int(sizeof(T))) __builtin_prefetch(ahead + i, 0, 2);
-        }
-        return at(token, column);
-    }
-
-    // Asks for tokens [first, last) of the next tile.
-    void ask(int first, int last, int head_dim) const {
-        for (int token = first; token < last; ++token) {
-            const T* ahead = next[token / kBlockTokens] + token % kBlockTokens * stride;
-            for (int d = 0; d < head_dim; d += 64 / int(sizeof(T))) __builtin_prefetch(ahead + d, 0, 2);
-        }
+    const float* at(int k, int column) const {
+        constexpr int kRows = KvBlock<T>::kValueRows;
+        return tile.runs[TileBlocks::kBlocks + k / kRows] + k % kRows * head_dim + column;
     }
 };
+
+// What the words of a product hold: numbers, pairs of bfloat16, or on the right only pairs, for twice as many
+// numbers on the left.
+enum class Words { kNumbers, kPairs, kPairsOnRight };
 
 template <class V>
 struct AttentionTile {
@@ -70,12 +97,12 @@ struct AttentionTile {
 
     // --- products -----------------------------------------------------------------------------------------
 
-    // c[R, N vectors] = a[R, depth] x b[depth, .], plus c where kAdds. The accumulators stay in registers;
-    // loops over them are unrolled early, or GCC keeps a copy of the array in memory. kPairs: the elements of
-    // a and b are pairs of bfloat16.
-    template <bool kPairs, bool kAdds, int R, int N, class B>
+    // c[R, N vectors] = a[R, depth] x b[depth, .], plus c where kAdds; `depth` in words of b. The
+    // accumulators stay in registers; loops over them are unrolled early, or GCC keeps a copy of the array in
+    // memory.
+    template <Words kWords, bool kAdds, int R, int N, class B, class Ahead>
     static void product_block(int depth, const float* a, int64_t lda, const B& b, int column, float* c,
-                              int64_t ldc) {
+                              int64_t ldc, const Ahead& ahead) {
         Reg acc[R][N];
         PARROT_UNROLL
         for (int r = 0; r < R; ++r) {
@@ -85,16 +112,14 @@ struct AttentionTile {
             }
         }
         for (int k = 0; k < depth; ++k) {
-            const auto* from = b.row(k, column);
             Reg row[N];
             PARROT_UNROLL
-            for (int n = 0; n < N; ++n) row[n] = load(from + n * W);
-            PARROT_UNROLL
-            for (int r = 0; r < R; ++r) {
-                const Reg factor = V::set1(a[r * lda + k]);
-                PARROT_UNROLL
-                for (int n = 0; n < N; ++n) acc[r][n] = accumulate<kPairs>(factor, row[n], acc[r][n]);
+            for (int n = 0; n < N; ++n) {
+                row[n] = V::load(b.at(k, column + n * W));
+                if (n * W % 16 == 0) ahead.ask(unsigned(column * depth + (k * N + n) * W) / 16);
             }
+            PARROT_UNROLL
+            for (int r = 0; r < R; ++r) add_row<kWords>(a + r * lda, k, row, acc[r]);
         }
         PARROT_UNROLL
         for (int r = 0; r < R; ++r) {
@@ -103,157 +128,95 @@ struct AttentionTile {
         }
     }
 
-    template <bool kPairs>
-    static Reg accumulate(Reg a, Reg b, Reg c) {
-        if constexpr (kPairs) {
-            return V::dot_pairs(a, b, c);
+    template <Words kWords, int N>
+    static void add_row(const float* a, int k, const Reg (&row)[N], Reg (&acc)[N]) {
+        if constexpr (kWords == Words::kPairsOnRight) {
+            const Reg first = V::set1(a[2 * k]), second = V::set1(a[2 * k + 1]);
+            PARROT_UNROLL
+            for (int n = 0; n < N; ++n) {
+                acc[n] = V::fmadd(first, V::low_bf16(row[n]), acc[n]);
+                acc[n] = V::fmadd(second, V::high_bf16(row[n]), acc[n]);
+            }
         } else {
-            return V::fmadd(a, b, c);
+            const Reg factor = V::set1(a[k]);
+            PARROT_UNROLL
+            for (int n = 0; n < N; ++n) {
+                if constexpr (kWords == Words::kPairs) {
+                    acc[n] = V::dot_pairs(factor, row[n], acc[n]);
+                } else {
+                    acc[n] = V::fmadd(factor, row[n], acc[n]);
+                }
+            }
         }
     }
 
     // `columns` is a multiple of 16. A block is as many times 16 columns wide as registers allow.
-    template <bool kPairs, bool kAdds, int R, class B>
+    template <Words kWords, bool kAdds, int R, class B, class Ahead>
     static void product_rows(int depth, const float* a, int64_t lda, const B& b, float* c, int64_t ldc,
-                             int columns) {
+                             int columns, const Ahead& ahead) {
         constexpr int kUnit = 16 / W, kMost = V::kRegisters / (R * kUnit);
         constexpr int kWide = kMost < 1 ? 1 : kMost > 4 ? 4 : kMost;
         for (int column = 0; column < columns;) {
             const int left = (columns - column) / 16, units = left < kWide ? left : kWide;
-            float* to = c + column;
-            if (kWide >= 4 && units == 4) {
-                product_block<kPairs, kAdds, R, (kWide >= 4 ? 4 : 1) * kUnit>(depth, a, lda, b, column, to,
-                                                                              ldc);
-            } else if (kWide >= 3 && units == 3) {
-                product_block<kPairs, kAdds, R, (kWide >= 3 ? 3 : 1) * kUnit>(depth, a, lda, b, column, to,
-                                                                              ldc);
-            } else if (kWide >= 2 && units == 2) {
-                product_block<kPairs, kAdds, R, (kWide >= 2 ? 2 : 1) * kUnit>(depth, a, lda, b, column, to,
-                                                                              ldc);
-            } else {
-                product_block<kPairs, kAdds, R, kUnit>(depth, a, lda, b, column, to, ldc);
+            const auto block = [&]<int kUnits>(std::integral_constant<int, kUnits>) {
+                product_block<kWords, kAdds, R, (kUnits <= kWide ? kUnits : 1) * kUnit>(
+                    depth, a, lda, b, column, c + column, ldc, ahead);
+            };
+            switch (units) {
+                case 4:
+                    block(std::integral_constant<int, 4>());
+                    break;
+                case 3:
+                    block(std::integral_constant<int, 3>());
+                    break;
+                case 2:
+                    block(std::integral_constant<int, 2>());
+                    break;
+                default:
+                    block(std::integral_constant<int, 1>());
             }
             column += 16 * units;
         }
     }
 
-    template <bool kPairs, bool kAdds, class B>
+    template <Words kWords, bool kAdds, class B, class Ahead>
     static void product(int rows, int depth, const float* a, int64_t lda, const B& b, float* c, int64_t ldc,
-                        int columns) {
+                        int columns, const Ahead& ahead) {
         static_assert(kMaxTileRows == 6);
         switch (rows) {
             case 1:
-                return product_rows<kPairs, kAdds, 1>(depth, a, lda, b, c, ldc, columns);
+                return product_rows<kWords, kAdds, 1>(depth, a, lda, b, c, ldc, columns, ahead);
             case 2:
-                return product_rows<kPairs, kAdds, 2>(depth, a, lda, b, c, ldc, columns);
+                return product_rows<kWords, kAdds, 2>(depth, a, lda, b, c, ldc, columns, ahead);
             case 3:
-                return product_rows<kPairs, kAdds, 3>(depth, a, lda, b, c, ldc, columns);
+                return product_rows<kWords, kAdds, 3>(depth, a, lda, b, c, ldc, columns, ahead);
             case 4:
-                return product_rows<kPairs, kAdds, 4>(depth, a, lda, b, c, ldc, columns);
+                return product_rows<kWords, kAdds, 4>(depth, a, lda, b, c, ldc, columns, ahead);
             case 5:
-                return product_rows<kPairs, kAdds, 5>(depth, a, lda, b, c, ldc, columns);
+                return product_rows<kWords, kAdds, 5>(depth, a, lda, b, c, ldc, columns, ahead);
             default:
-                return product_rows<kPairs, kAdds, 6>(depth, a, lda, b, c, ldc, columns);
+                return product_rows<kWords, kAdds, 6>(depth, a, lda, b, c, ldc, columns, ahead);
         }
     }
 
     // --- tiles --------------------------------------------------------------------------------------------
 
-    // Writes the 16 rows of a block's keys as columns of `to` [head_dim, 64], and asks for the same of
-    // `next`.
-    static void pack_keys(const float* from, const float* next, int64_t stride, int head_dim, float* to) {
-        for (int t = 0; t < kBlockTokens; t += W) {
-            for (int d = 0; d < head_dim; d += W) {
-                const int64_t at = t * stride + d;
-                pack_square(from + at, next + at, stride, to + d * kTileTokens + t);
+    // Rows of pairs of bfloat16 as twice as many rows of numbers, `to` [2 * depth, columns].
+    template <class B>
+    static void widen(const B& pairs, int depth, int columns, float* to) {
+        for (int k = 0; k < depth; ++k, to += 2 * columns) {
+            for (int column = 0; column < columns; column += W) {
+                const Reg words = V::load(pairs.at(k, column));
+                V::store(to + column, V::low_bf16(words));
+                V::store(to + columns + column, V::high_bf16(words));
             }
         }
     }
 
-    // Pairs of bfloat16 move as one 32-bit lane, which halves the shuffles.
-    static void pack_keys(const uint16_t* from, const uint16_t* next, int64_t stride, int head_dim,
-                          float* to) {
-        for (int t = 0; t < kBlockTokens; t += W) {
-            int d = 0;
-            for (; d + 2 * W <= head_dim; d += 2 * W) {
-                const int64_t at = t * stride + d;
-                Reg square[W];
-                PARROT_UNROLL
-                for (int i = 0; i < W; ++i) {
-                    square[i] = V::load_pairs(from + at + i * stride);
-                    prefetch(next + at + i * stride);
-                }
-                V::transpose(square);
-                PARROT_UNROLL
-                for (int i = 0; i < W; ++i) {
-                    V::store(to + (d + 2 * i) * kTileTokens + t, V::low_bf16(square[i]));
-                    V::store(to + (d + 2 * i + 1) * kTileTokens + t, V::high_bf16(square[i]));
-                }
-            }
-            for (; d < head_dim; d += W) {
-                const int64_t at = t * stride + d;
-                pack_square(from + at, next + at, stride, to + d * kTileTokens + t);
-            }
-        }
+    // A row of pairs of which only the first halves count; the second ones become zero.
+    static void keep_firsts(const float* pairs, int columns, float* to) {
+        for (int i = 0; i < columns; i += W) V::store(to + i, V::keep_lower_halves(V::load(pairs + i)));
     }
-
-    template <class T>
-    static void pack_square(const T* from, const T* next, int64_t stride, float* to) {
-        Reg square[W];
-        PARROT_UNROLL
-        for (int i = 0; i < W; ++i) {
-            square[i] = load(from + i * stride);
-            prefetch(next + i * stride);
-        }
-        V::transpose(square);
-        PARROT_UNROLL
-        for (int i = 0; i < W; ++i) V::store(to + i * kTileTokens, square[i]);
-    }
-
-    // The same with bfloat16 kept in pairs: columns of `to` [head_dim / 2, 64].
-    static void pack_key_pairs(const uint16_t* from, const uint16_t* next, int64_t stride, int head_dim,
-                               float* to) {
-        for (int d = 0; d < head_dim; d += 2 * W) {
-            const bool whole = d + 2 * W <= head_dim;
-            Reg square[W];
-            PARROT_UNROLL
-            for (int i = 0; i < W; ++i) {
-                const uint16_t* row = from + d + i * stride;
-                square[i] = whole ? V::load_pairs(row) : V::load_half_pairs(row);
-                prefetch(next + d + i * stride);
-            }
-            V::transpose(square);
-            PARROT_UNROLL
-            for (int i = 0; i < W; ++i) {
-                if (whole || 2 * i < W) V::store(to + (d / 2 + i) * kTileTokens, square[i]);
-            }
-        }
-    }
-
-    template <class T>
-    static void pack_values(const TileBlocks<T>& blocks, int tokens, int head_dim, float* to) {
-        for (int t = 0; t < tokens; ++t) {
-            for (int d = 0; d < head_dim; d += 16) {
-                const T* from = blocks.at(t, d);
-                PARROT_UNROLL
-                for (int i = 0; i < 16; i += W) V::store(to + t * head_dim + d + i, load(from + i));
-            }
-        }
-    }
-
-    // Tokens in pairs: [tokens / 2, head_dim]. The partner of an odd last one is zero.
-    static void pack_value_pairs(const TileBlocks<uint16_t>& blocks, int tokens, int head_dim, float* to) {
-        for (int t = 0; t < tokens; t += 2, to += head_dim) {
-            for (int d = 0; d < head_dim; d += W) {
-                const Reg first = V::load_bf16(blocks.at(t, d));
-                const Reg second = t + 1 < tokens ? V::load_bf16(blocks.at(t + 1, d)) : V::zero();
-                V::store(to + d, V::join_bf16(first, second));
-            }
-        }
-    }
-
-    // Into the L2: the L1 has a tile in it.
-    static void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
 
     // --- softmax ------------------------------------------------------------------------------------------
 

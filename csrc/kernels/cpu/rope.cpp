@@ -1,5 +1,8 @@
 #include "kernels/cpu/rope.h"
 
+#include <cstring>
+
+#include "kernels/cpu/kv_block.h"
 #include "kernels/cpu/parallel.h"
 
 namespace parrot::cpu {
@@ -10,42 +13,65 @@ constexpr int64_t kSerialRows = 4;
 inline void put(float* out, float value) { *out = value; }
 inline void put(uint16_t* out, float value) { *out = float_to_bf16(value); }
 
+// Where a token of a block takes its place, head by head.
 template <class Element>
-class Row {
+class BlockToken {
   public:
-    Row(const RopeAppendCall& call, int64_t row)
-        : call_(call), half_(call.head_dim / 2), cos_(call.cos + row * half_), sin_(call.sin + row * half_) {}
+    BlockToken(const RopeAppendCall& call, int64_t slot)
+        : call_(call), block_(slot / kBlockTokens), token_(slot % kBlockTokens) {}
 
-    void rotate(const float* heads, int64_t num_heads, Element* out) const {
-        for (int64_t h = 0; h < num_heads; ++h, heads += call_.head_dim, out += call_.head_dim) {
-            for (int64_t i = 0; i < half_; ++i) {
-                const float first = heads[i], second = heads[i + half_];
-                put(out + i, first * cos_[i] - second * sin_[i]);
-                put(out + i + half_, second * cos_[i] + first * sin_[i]);
-            }
+    // In words, of which each goes to a line of its own.
+    void put_key(const Element* from, int64_t head) const {
+        Element* to = head_of(call_.key_cache, head) + token_ * kPair;
+        for (int64_t i = 0; i < call_.head_dim; i += kPair, to += kBlockTokens * kPair) {
+            std::memcpy(to, from + i, sizeof(uint32_t));
         }
     }
 
-    void copy(const float* heads, int64_t num_heads, Element* out) const {
-        for (int64_t i = 0; i < num_heads * call_.head_dim; ++i) put(out + i, heads[i]);
+    void put_value(const Element* from, int64_t head) const {
+        Element* to =
+            head_of(call_.value_cache, head) + token_ / kPair * call_.head_dim * kPair + token_ % kPair;
+        for (int64_t i = 0; i < call_.head_dim; ++i) to[i * kPair] = from[i];
     }
 
   private:
+    static constexpr int kPair = KvBlock<Element>::kPair;
+
+    Element* head_of(void* cache, int64_t head) const {
+        return static_cast<Element*>(cache) +
+               KvBlock<Element>::head_at(block_, head, call_.kv_heads, call_.head_dim);
+    }
+
     const RopeAppendCall& call_;
-    int64_t half_;
-    const float* cos_;
-    const float* sin_;
+    int64_t block_;
+    int64_t token_;
 };
 
 template <class Element>
 void append_row(const RopeAppendCall& call, int64_t index) {
-    const Row<Element> row(call, index);
-    const int64_t query_size = call.heads * call.head_dim, kv_size = call.kv_heads * call.head_dim;
-    const float* qkv = call.qkv + index * (query_size + 2 * kv_size);
-    const int64_t slot = call.slots[index] * kv_size;
-    row.rotate(qkv, call.heads, static_cast<Element*>(call.query) + index * query_size);
-    row.rotate(qkv + query_size, call.kv_heads, static_cast<Element*>(call.key_cache) + slot);
-    row.copy(qkv + query_size + kv_size, call.kv_heads, static_cast<Element*>(call.value_cache) + slot);
+    const int64_t d = call.head_dim, half = d / 2;
+    const float* cos = call.cos + index * half;
+    const float* sin = call.sin + index * half;
+    const auto rotate = [&](const float* head, Element* out) {
+        for (int64_t i = 0; i < half; ++i) {
+            const float first = head[i], second = head[i + half];
+            put(out + i, first * cos[i] - second * sin[i]);
+            put(out + i + half, second * cos[i] + first * sin[i]);
+        }
+    };
+    const float* from = call.qkv + index * (call.heads + 2 * call.kv_heads) * d;
+    Element* query = static_cast<Element*>(call.query) + index * call.heads * d;
+    for (int64_t h = 0; h < call.heads; ++h, from += d, query += d) rotate(from, query);
+    const BlockToken<Element> token(call, call.slots[index]);
+    Element head[kMaxRopeHeadDim];
+    for (int64_t h = 0; h < call.kv_heads; ++h, from += d) {
+        rotate(from, head);
+        token.put_key(head, h);
+    }
+    for (int64_t h = 0; h < call.kv_heads; ++h, from += d) {
+        for (int64_t i = 0; i < d; ++i) put(head + i, from[i]);
+        token.put_value(head, h);
+    }
 }
 
 void append_slice(const RopeAppendCall& call, Slice slice) {

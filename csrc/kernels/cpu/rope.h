@@ -14,11 +14,12 @@ struct RopeAppendCall {
     const float* sin;      // [rows, head_dim / 2]
     const int64_t* slots;  // [rows], each below num_blocks * 16 and used once
     void* query;           // [rows, heads, head_dim] of `dtype`
-    void* key_cache;       // [num_blocks, 16, kv_heads, head_dim] of `dtype`
+    void* key_cache;       // [num_blocks] of kv_block.h
     void* value_cache;     // as key_cache
     DType dtype;
-    int64_t rows, heads, kv_heads, head_dim;
+    int64_t rows, heads, kv_heads, head_dim;  // head_dim even, at most kMaxRopeHeadDim
 };
+inline constexpr int64_t kMaxRopeHeadDim = 512;
 
 // Element i of a head turns with element i + head_dim / 2, in fp32; the result is rounded once.
 void rope_append(const RopeAppendCall& call);

@@ -48,7 +48,11 @@ class StepLogits(NamedTuple):
 
 @dataclass(slots=True)
 class PagedKV:
-    """Keys and values of every layer: separate tensors [num_blocks, 16, kv_heads, head_dim] (section 5.3)."""
+    """Keys and values of every layer: separate tensors [num_blocks, 16, kv_heads, head_dim] (section 5.3).
+
+    The order within a block is that of its backend: tokens one after the other, but on a CPU as
+    ``csrc/kernels/cpu/kv_block.h`` says.
+    """
 
     k: list[Tensor]
     v: list[Tensor]
@@ -78,18 +82,12 @@ class PagedKV:
     def copy_slots(self, copies: Tensor) -> None:
         """Carry out copy-on-write: ``copies`` int32 [n, 3] of (source block, destination block, number of
         slots from offset 0), as ``ContextTree.reserve`` returns them. Destinations are distinct and no
-        destination is a source."""
+        destination is a source. Blocks are copied whole: the order within is the backend's."""
         if copies.numel() == 0:
             return
-        # Which slots is found out on the host: it would be a wait for the device.
-        source, destination, count = copies.to(torch.int64).unbind(1)
-        row, offset = torch.nonzero(torch.arange(BLOCK_SIZE) < count[:, None], as_tuple=True)
-        device = self.k[0].device
-        read = (source[row] * BLOCK_SIZE + offset).to(device, non_blocking=True)
-        written = (destination[row] * BLOCK_SIZE + offset).to(device, non_blocking=True)
+        source, destination, _ = copies.to(torch.int64).to(self.k[0].device, non_blocking=True).unbind(1)
         for cache in (*self.k, *self.v):
-            slots = cache.flatten(0, 1)
-            slots[written] = slots[read]
+            cache[destination] = cache[source]
 
 
 def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -70,9 +70,10 @@ class CpuAttention:
         """Attention of each row over its sequence up to and including itself; returns ``out``.
 
         ``query`` and ``out`` [T, heads, head_dim], of which the rows may lie apart; ``k_cache``, ``v_cache``
-        [num_blocks, 16, kv_heads, head_dim], contiguous, in which this step's keys and values are already
-        written. Slots past the end of a sequence may hold anything, NaN too. Raises ValueError for a tensor
-        of another dtype, device, shape or layout, naming it.
+        [num_blocks, 16, kv_heads, head_dim], contiguous, each block in the order of :func:`pack_blocks`, in
+        which this step's keys and values are already written. Slots past the end of a sequence may hold
+        anything, NaN too. Raises ValueError for a tensor of another dtype, device, shape or layout,
+        naming it.
         """
         if out is None:
             out = torch.empty(query.shape, dtype=query.dtype)
@@ -102,6 +103,16 @@ class CpuAttention:
         if tensor.dtype is not self.dtype or tensor.is_cuda:
             raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}, expected {self.dtype} on cpu")
         return TensorView(tensor.data_ptr(), tensor.shape, tensor.stride())
+
+
+def pack_blocks(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies of blocks [num_blocks, 16, kv_heads, head_dim] in the order of ``csrc/kernels/cpu/kv_block.h``,
+    in which ``rope_append`` writes them and attention reads them. Their shape stays."""
+    num_blocks, tokens, heads, size = keys.shape
+    pair = 4 // keys.itemsize
+    k_words = keys.reshape(num_blocks, tokens, heads, size // pair, pair).permute(0, 2, 3, 1, 4)
+    v_words = values.reshape(num_blocks, tokens // pair, pair, heads, size).permute(0, 3, 1, 4, 2)
+    return k_words.reshape(keys.shape), v_words.reshape(values.shape)
 
 
 def _int32_table(tables: Tensor | I32) -> I32:

@@ -102,7 +102,8 @@ class StepLimits:
 
 
 class Pages(Protocol):
-    """Keys and values of every layer, [num_blocks, 16, kv_heads, head_dim] each."""
+    """Keys and values of every layer, [num_blocks, 16, kv_heads, head_dim] each; the order within a block is
+    the backend's own."""
 
     k: list[Tensor]
     v: list[Tensor]
