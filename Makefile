@@ -84,9 +84,9 @@ bench: $(STAMPS)/model $(STAMPS)/build $(STAMPS)/dev ## the quick form of every 
 gpu-check: $(STAMPS)/build $(STAMPS)/dev ## every test and quick benchmark that needs a GPU; results in OUT (out/gpu)
 	@$(PY) tests/gpu_check.py $(or $(OUT),out/gpu)
 
-wheel: $(STAMPS)/deps ## a wheel in dist/
-	$(call timed,wheel,echo '    the native modules are built for it: minutes$(comma) the first time' && \
-	$(call compiling,wheel . --no-deps -w dist -C build-dir=build/wheel,$(STAMPS)/wheel.log))
+# From the build folder of the editable install: the same sources, options and tools.
+wheel: $(STAMPS)/build ## a wheel in dist/
+	$(call timed,wheel,$(call compiling,wheel . --no-build-isolation --no-deps -w dist,$(STAMPS)/wheel.log))
 
 format: $(STAMPS)/dev ## rewrite the sources in the project's format
 	@$(PY) -m ruff check --fix -q . ; $(PY) -m ruff format -q . ; \

@@ -1,4 +1,4 @@
-"""What `make setup` prints, with a stand-in for the Python of its environment."""
+"""What `make setup` prints, with a stand-in for the Python of its environment, and what builds need."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,13 @@ def test_what_pip_says_of_a_failure_is_shown_and_ends_the_setup(
     assert done.returncode != 0
     assert "ERROR: no matching distribution" in done.stderr
     assert done.stdout.count("==> ") == num_headings
+
+
+def test_the_extra_build_has_what_a_build_in_isolation_gets() -> None:
+    """`make setup` and `make wheel` build in the environment itself, who installs the sources does not."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extra = project["project"]["optional-dependencies"]["build"]
+    by_itself = ("cmake>", "ninja>")  # scikit-build-core asks for them
+    assert [needed for needed in extra if not needed.startswith(by_itself)] == sorted(
+        project["build-system"]["requires"]
+    )
