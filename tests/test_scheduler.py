@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bench.placement.driver import KEY, Cost, Driver, text
 
 from parrot._core import Scheduler
-from scheduler_harness import KEY, Cost, Driver, text
 
 # --- events ----------------------------------------------------------------------------------------------
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from scheduler_harness import Cost, Driver, text
+from bench.placement.driver import Cost, Driver, text
 
 
 def test_a_paused_engine_takes_nothing_and_what_it_has_goes_on() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from bench.placement.driver import Cost, Driver
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
-from scheduler_harness import Cost, Driver
 
 GRID = 2  # every prompt of the model is cut at each multiple, so that sharing can be counted by hand
 

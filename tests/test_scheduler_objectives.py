@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-
-from scheduler_harness import Cost, Driver, text
+from bench.placement.driver import Cost, Driver, text
+from bench.placement.small_cases import latency_call_beside_throughput_work
 
 
 def test_one_engine_takes_sixteen_calls_at_once_and_then_the_reader_of_their_results() -> None:
@@ -39,17 +39,7 @@ def test_throughput_work_beside_a_latency_bound_call_stays_within_the_bound() ->
 
 
 def test_a_latency_bound_call_goes_to_the_engine_that_is_constrained_already() -> None:
-    """The paper's example: 64,000 tokens of throughput work would have to make room down to 2,000."""
-    driver = Driver.with_engines([Cost(), Cost()], latency_capacity_tokens=2_000)
-    driver.submit(100, text(100, 950), latency=True)
-    assert driver.engines_of() == {100: 0}
-    for call_id in range(32):
-        driver.submit(call_id, text(call_id, 1_950))
-    assert set(driver.engines_of().values()) == {1}
-    assert driver.load(1) == (32, 64_000)
-    driver.finish(31)
-    driver.submit(101, text(101, 450), latency=True)
-    assert driver.engines_of() == {101: 0}
+    assert latency_call_beside_throughput_work() == ((32, 64_000), 0)
 
 
 def test_the_room_that_a_latency_bound_call_takes_from_others_counts_although_batching_is_free() -> None:

@@ -6,8 +6,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-
-from scheduler_harness import Cost, Driver, text
+from bench.placement.driver import Cost, Driver, text
+from bench.placement.small_cases import calls_per_engine
 
 # --- order -----------------------------------------------------------------------------------------------
 
@@ -171,10 +171,8 @@ def test_a_target_that_comes_later_changes_the_order_and_goes_again() -> None:
 def test_eight_throughput_calls_for_each_of_some_idle_engines_spread_evenly(
     num_engines: int, group: int
 ) -> None:
-    driver = Driver.with_engines([Cost()] * num_engines)
-    for call_id in range(8 * num_engines):
-        driver.submit(call_id, app=1, group=group)
-    assert Counter(driver.engines_of().values()) == dict.fromkeys(range(num_engines), 8)
+    calls = calls_per_engine(num_engines, 8 * num_engines, group=group)
+    assert calls == dict.fromkeys(range(num_engines), 8)
 
 
 def test_a_short_prefix_that_everybody_has_does_not_unbalance_engines() -> None:

@@ -6,8 +6,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-
-from scheduler_harness import Cost, Driver, Job, finish_times, text
+from bench.placement.driver import Cost, Driver, text
+from bench.placement.small_cases import split_of_group
 
 SLOW_PREFILL = Cost(per_prefill_token_us=500.0)
 
@@ -55,22 +55,11 @@ def test_a_group_with_a_long_prefix_is_split_only_when_that_ends_it_sooner(
     cost: Cost, is_split: bool
 ) -> None:
     """One engine has the 7,000 tokens; on the other they have to be computed first."""
-    driver = Driver.with_engines([cost] * 2)
-    driver.submit(99, text(0, 7_000))
-    driver.schedule()
-    driver.finish(99, context=1, tokens=7_000)
-    jobs = [Job(0, 7_000, 20, 50)] * 8
-    for call_id, job in enumerate(jobs):
-        driver.submit(call_id, job.prompt(call_id), boundaries=[7_000, 7_020], app=1, group=0)
-    parts = Counter(driver.engines_of().values())
-    together = max(finish_times(cost, jobs, cached=frozenset({0})))
-    apart = min(
-        max(finish_times(cost, jobs[:k], cached=frozenset({0})) + finish_times(cost, jobs[k:]))
-        for k in range(1, 8)
-    )
-    assert (apart < together) == is_split
-    assert (len(parts) > 1) == is_split
-    assert driver.scheduler.counters()["splits"] == int(is_split)
+    for step_tokens in (512, 16_384):
+        split = split_of_group(cost, step_tokens)
+        assert (split.best_apart_us < split.together_us) == is_split
+        assert split.is_split == is_split
+    assert not split.is_wrong
 
 
 def test_a_group_that_fits_no_engine_is_split_and_the_rest_waits() -> None:

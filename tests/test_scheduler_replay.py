@@ -6,11 +6,11 @@ import io
 from typing import cast
 
 import pytest
+from bench.placement.driver import KEY, Driver
 
 from parrot._core import Scheduler
 from parrot.errors import InvalidRequest
 from parrot.manager.event_log import RecordedScheduler, replay
-from scheduler_harness import KEY, Driver
 from test_scheduler_incremental import Story, new_story
 
 OTHER_KEY = bytes(range(100, 116))

@@ -6,11 +6,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from bench.placement.driver import KEY, Cost, Driver, text
+from bench.placement.fleets import waits_of_cold_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parrot._core import QueueFull, Scheduler
-from scheduler_harness import KEY, Cost, Driver, text
 
 # --- shares ----------------------------------------------------------------------------------------------
 
@@ -112,37 +113,12 @@ def test_shares_never_differ_by_more_than_a_call_of_each(
                 assert abs(share[one] - share[other]) <= largest[one] + largest[other]
 
 
-def waits_of_cold_calls(**options: object) -> list[int]:
-    """Every 0.4 s a stranger's call comes to two engines that a tenant floods with calls of one prefix."""
-    driver = Driver.with_engines([Cost(capacity_tokens=9_000, max_batch_size=8)] * 2, **options)
-    hot = text(1, 3_000)
-    running: list[tuple[int, int]] = []
-    submitted: dict[int, int] = {}
-    waits: list[int] = []
-    for step in range(1_200):
-        now = 10_000 * step
-        driver.submit(step, np.concatenate([hot, text(step, 50)]), boundaries=[3_000], now=now, tenant=1)
-        if step % 40 == 39:
-            submitted[10_000 + step] = now
-            driver.submit(10_000 + step, text(5_000 + step, 2_500), now=now, tenant=2)
-        while running and running[0][0] <= now:
-            _, ended = running.pop(0)
-            context = ended + 1 if ended < 10_000 else 0
-            driver.scheduler.finish(ended, now_us=now, context_id=context, num_tokens=3_100)
-        for placement in driver.scheduler.schedule(now):
-            running.append((now + 200_000, placement.call_id))
-            if placement.call_id in submitted:
-                waits.append(now - submitted.pop(placement.call_id))
-    driver.scheduler.check_invariants()
-    assert not submitted or max(submitted.values()) > 11_000_000
-    return waits
-
-
-def test_a_cold_call_in_a_flood_of_hot_ones_waits_at_most_twice_its_fair_wait() -> None:
+@pytest.mark.parametrize("capacity_tokens", [9_000, 6_000], ids=["room for it", "no room for it"])
+def test_a_cold_call_in_a_flood_of_hot_ones_waits_at_most_twice_its_fair_wait(capacity_tokens: int) -> None:
     """Fair: tenants take turns by weight, and no prefix draws a call anywhere or counts as cached."""
-    waits = waits_of_cold_calls()
-    fair = waits_of_cold_calls(prefix_affinity=False)
-    assert len(waits) > 25
+    waits = waits_of_cold_calls(capacity_tokens=capacity_tokens)
+    fair = waits_of_cold_calls(capacity_tokens=capacity_tokens, fair=True)
+    assert len(waits) == len(fair) == 30
     assert np.mean(waits) <= 2 * max(np.mean(fair), 10_000)
     assert max(waits) <= 2 * max(fair)
 

@@ -1,4 +1,4 @@
-"""Helpers of the scheduler's tests: short ways to say events, and a step-by-step engine as the judge."""
+"""What benchmarks and tests tell a scheduler in few words, and a step-by-step engine as the judge."""
 
 from __future__ import annotations
 
@@ -131,9 +131,12 @@ class Job:
         return np.concatenate([text(self.family, self.shared), text(10_000 + seed, self.own)])
 
 
-def finish_times(cost: Cost, jobs: Sequence[Job], cached: frozenset[int] = frozenset()) -> list[float]:
-    """Run jobs that arrive together on one engine: chunked prefill of 512 tokens in order, decode of all
-    others in the same step, each shared prefix computed, kept and loaded once."""
+def finish_times(
+    cost: Cost, jobs: Sequence[Job], cached: frozenset[int] = frozenset(), step_tokens: int = 512
+) -> list[float]:
+    """Run jobs that arrive together on one engine: prefill in order, ``step_tokens`` a step, decode of all
+    others in the same step, each shared prefix computed, kept and loaded once. Returns their ends in
+    microseconds; of a family in ``cached`` the prefix is there."""
     known = set(cached)
     to_prefill = []
     for job in jobs:
@@ -143,7 +146,7 @@ def finish_times(cost: Cost, jobs: Sequence[Job], cached: frozenset[int] = froze
     done = [0.0] * len(jobs)
     clock = 0.0
     while running := [i for i, job in enumerate(jobs) if generated[i] < job.new]:
-        budget = 512
+        budget = step_tokens
         started = [i for i in running if to_prefill[i] == 0]
         for i in running:
             chunk = min(budget, to_prefill[i])
@@ -151,7 +154,7 @@ def finish_times(cost: Cost, jobs: Sequence[Job], cached: frozenset[int] = froze
             budget -= chunk
         families = {jobs[i].family: jobs[i].shared for i in started}
         kv_tokens = sum(families.values()) + sum(jobs[i].own + generated[i] for i in started)
-        clock += cost.step_us(len(running), 512 - budget, kv_tokens)
+        clock += cost.step_us(len(running), step_tokens - budget, kv_tokens)
         for i in running:
             if to_prefill[i] == 0:
                 generated[i] += 1
