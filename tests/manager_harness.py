@@ -56,6 +56,7 @@ class ScriptedEngine:
         self.num_tokens = 4096
         self.max_model_len = 1024
         self.max_batch_size = 64
+        self.max_batch_tokens = 0
         self._tokenizer = tokenizer
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -79,7 +80,14 @@ class ScriptedEngine:
         )
         cost = wire.CostModel(1000.0, 10.0, 10.0, 0.01, self.num_tokens, self.num_tokens // 16)
         registration = wire.Register(
-            wire.PROTOCOL_VERSION, self.name, self.epoch, 1, model, cost, self.max_batch_size
+            wire.PROTOCOL_VERSION,
+            self.name,
+            self.epoch,
+            1,
+            model,
+            cost,
+            self.max_batch_size,
+            max_batch_tokens=self.max_batch_tokens,
         )
         await self.send_message(registration)
 

@@ -30,6 +30,17 @@ def test_values_flow_through_a_chain_of_calls(tiny_model: Path) -> None:
     run(tiny_model, scenario)
 
 
+def test_a_long_prompt_goes_where_it_takes_fewer_steps(tiny_model: Path) -> None:
+    async def scenario(manager: Manager) -> None:
+        short = await manager.add_engine(name="short", max_batch_tokens=1)
+        long = await manager.add_engine(name="long", max_batch_tokens=4096)
+        session = manager.submit(prompt_call("read", "Say " * 50 + "{{output:a}}"))
+        await manager.get(session, "a")
+        assert (len(short.prompts), len(long.prompts)) == (0, 1)
+
+    run(tiny_model, scenario)
+
+
 def test_a_consumer_is_dispatched_at_its_producers_reply_and_not_at_a_heartbeat(tiny_model: Path) -> None:
     async def scenario(manager: Manager) -> None:
         await manager.add_engine(last_word)

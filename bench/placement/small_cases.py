@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+
+from parrot.wire import StepCost
 
 from .driver import Cost, Driver, Job, finish_times, text
 
@@ -96,7 +98,7 @@ class Split:
 def split_of_group(cost: Cost, step_tokens: int) -> Split:
     """What the scheduler does with ``GROUP`` on two idle engines of which one has the prefix, if a step
     takes ``step_tokens`` of prompts at most."""
-    driver = Driver.with_engines([cost] * 2)
+    driver = Driver.with_engines([_as_told(cost, step_tokens)] * 2)
     driver.submit(99, text(0, 7_000))
     home = driver.engines_of()[99]
     driver.finish(99, context=1, tokens=7_000)
@@ -111,6 +113,12 @@ def split_of_group(cost: Cost, step_tokens: int) -> Split:
     is_split = driver.scheduler.counters()["splits"] == 1
     apart = min(end_us(count) for count in range(1, len(GROUP)))
     return Split(end_us(len(GROUP)), apart, end_us(num_home), is_split)
+
+
+def _as_told(cost: Cost, step_tokens: int) -> Cost:
+    """As the manager tells the scheduler, which knows no steps of a prompt."""
+    step = StepCost(cost.base_us, cost.per_sequence_us, cost.per_prefill_token_us, cost.per_kv_token_us)
+    return replace(cost, per_prefill_token_us=step.prompt_token_us(step_tokens))
 
 
 def random_splits(count: int, seed: int, step_tokens: int) -> list[Split]:

@@ -68,7 +68,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, cache_bytes=0)  # calls of many tenants use it
         self.max_batch_size = max_batch_size
-        self._max_batch_tokens = max_batch_tokens
+        self.max_batch_tokens = max_batch_tokens
         self._clock = clock  # microseconds
         self._cost_model = cost_model  # what steps are compared with
         self._live_cost = live_cost  # which keeps it fresh
@@ -203,7 +203,7 @@ class Engine:
         if not len(self._waiting):
             return
         room = self.max_batch_size - len(self._running)
-        budget = self._max_batch_tokens - sum(call.num_remaining for call in self._running)
+        budget = self.max_batch_tokens - sum(call.num_remaining for call in self._running)
         for call, prefix_len in self._waiting.admit(self._running, room, budget):
             if call.admitted_us == 0:
                 self.counters.cached_tokens += prefix_len
@@ -227,7 +227,7 @@ class Engine:
         return [], None
 
     def _choose(self) -> list[Work]:
-        work = choose_work(self._running, self._max_batch_tokens)
+        work = choose_work(self._running, self.max_batch_tokens)
         return work + self._early.choose(work, self._waiting, self._running, self.max_batch_size - len(work))
 
     def _compute(self, work: Sequence[Work], reservation: Reservation) -> None:

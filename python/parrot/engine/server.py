@@ -94,6 +94,7 @@ def load_engine(config: EngineConfig) -> tuple[Engine, wire.Register]:
         model=model,
         cost_model=cost_model,
         max_batch_size=engine.max_batch_size,
+        max_batch_tokens=engine.max_batch_tokens,
     )
 
 

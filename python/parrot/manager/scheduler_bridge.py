@@ -9,7 +9,7 @@ from typing import Any, cast
 from .._core import Candidate, Placement, QueueFull, Scheduler
 from ..config import SchedulerConfig
 from ..errors import Overloaded
-from ..wire import CallId, ContextId
+from ..wire import CallId, ContextId, StepCost
 from .clock import now_us
 from .engines import Engine
 from .event_log import RecordedScheduler
@@ -40,15 +40,13 @@ class SchedulerBridge:
 
     def add_engine(self, engine: Engine) -> None:
         """The engine can be given runs."""
-        cost = engine.registration.cost_model
+        cost, max_batch_size = engine.registration.cost_model, engine.registration.max_batch_size
         self._scheduler.add_engine(
             engine.engine_id,
-            base_us=cost.base_us,
-            per_sequence_us=cost.per_sequence_us,
-            per_prefill_token_us=cost.per_prefill_token_us,
-            per_kv_token_us=cost.per_kv_token_us,
             capacity_tokens=cost.capacity_tokens,
-            max_batch_size=engine.registration.max_batch_size,
+            max_batch_size=max_batch_size,
+            model=0,
+            **_cost_of(engine, cost),
         )
 
     def remove_engine(self, engine: Engine) -> list[CallId]:
@@ -69,14 +67,7 @@ class SchedulerBridge:
 
     def set_cost(self, engine: Engine) -> None:
         """The engine's steps have come to take what its cost model of now says."""
-        cost = engine.cost
-        self._scheduler.set_cost(
-            engine.engine_id,
-            base_us=cost.base_us,
-            per_sequence_us=cost.per_sequence_us,
-            per_prefill_token_us=cost.per_prefill_token_us,
-            per_kv_token_us=cost.per_kv_token_us,
-        )
+        self._scheduler.set_cost(engine.engine_id, **_cost_of(engine, engine.cost))
 
     def submit(self, run: Run, num_steps: int) -> None:
         """Queue a run of the next ``num_steps`` steps of its call; raises :class:`Overloaded`."""
@@ -171,6 +162,16 @@ def _scheduler(record: Path | None, options: dict[str, Any]) -> Scheduler:
         return Scheduler(hash_key=hash_key, **options)
     log = record.open("wb", buffering=0)  # whole up to the last event, however the process ends
     return cast(Scheduler, RecordedScheduler(log, hash_key=hash_key, **options))
+
+
+def _cost_of(engine: Engine, cost: StepCost) -> dict[str, float]:
+    """As the scheduler takes it, which knows no steps of a prompt: its tokens share what theirs take."""
+    return {
+        "base_us": cost.base_us,
+        "per_sequence_us": cost.per_sequence_us,
+        "per_prefill_token_us": cost.prompt_token_us(engine.registration.max_batch_tokens),
+        "per_kv_token_us": cost.per_kv_token_us,
+    }
 
 
 def _group_id(run: Run) -> int:

@@ -106,6 +106,7 @@ class EngineActor:
             ),
             cost_model=spec.cost,
             max_batch_size=spec.max_batch_size,
+            max_batch_tokens=spec.max_batch_tokens,
         )
 
     def join(self) -> None:

@@ -38,6 +38,12 @@ class StepCost(msgspec.Struct, frozen=True):
             f"{self.per_prefill_token_us:.4g} a prefill token + {self.per_kv_token_us:.4g} a KV token"
         )
 
+    def prompt_token_us(self, max_batch_tokens: int) -> float:
+        """What a token of a long prompt takes, of which a step computes ``max_batch_tokens`` at the most (0:
+        as many as there are): its share of the step besides its own."""
+        share_us = self.base_us / max_batch_tokens if max_batch_tokens > 0 else 0.0
+        return self.per_prefill_token_us + share_us
+
     def step_us(self, batch: float, prefill_tokens: float, kv_tokens: float) -> float:
         """What a step takes."""
         fixed_us = self.base_us + self.per_sequence_us * batch
@@ -104,7 +110,8 @@ class EngineStats(msgspec.Struct, frozen=True):
 
 class Register(msgspec.Struct, frozen=True, tag=True):
     """First message of an engine, repeated until a Ping arrives and whenever ``manager_id`` changes.
-    ``epoch`` differs at every start of the engine: a new one under an old name means the old one died."""
+    ``epoch`` differs at every start of the engine: a new one under an old name means the old one died.
+    ``max_batch_tokens``: of a step, prefill and decode together; 0: not said."""
 
     protocol_version: _Count
     name: _EngineName
@@ -114,6 +121,7 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     cost_model: CostModel
     max_batch_size: _Size
     sequence: _Count = 0  # of the last StepReplies before it
+    max_batch_tokens: _Count = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
