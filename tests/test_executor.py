@@ -15,7 +15,10 @@ from parrot._core import Placement
 from parrot.config import SchedulerConfig
 from parrot.manager import event_log
 from parrot.manager.clock import now_us, simulated_clock
+from parrot.manager.early_fill import EarlyFills
+from parrot.manager.knowledge import PrefixKnowledge
 from parrot.manager.pace import Pace
+from parrot.manager.replies import ReplyHandler
 
 
 def test_values_flow_through_a_chain_of_calls(tiny_model: Path) -> None:
@@ -54,6 +57,23 @@ def test_a_consumer_is_dispatched_at_its_producers_reply_and_not_at_a_heartbeat(
         assert max(gaps) < 30_000_000
 
     run(tiny_model, scenario, heartbeat_s=60.0)
+
+
+def test_the_processor_is_given_away_between_what_comes_after_a_dispatch(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    async def scenario(manager: Manager) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(ReplyHandler, "keep_contexts", lambda _: seen.append("contexts"))
+            patch.setattr(PrefixKnowledge, "tell_uses", lambda _: seen.append("uses"))
+            patch.setattr(EarlyFills, "turn", lambda _: seen.append("fills"))
+            patch.setattr("os.sched_yield", lambda: seen.append("yield"))
+            manager.executor.turn()
+
+    run(tiny_model, scenario)
+    assert seen == ["contexts", "yield", "yield", "uses", "yield", "fills", "yield"]
 
 
 def test_an_output_used_before_a_later_input_continues_from_the_generated_ids(tiny_model: Path) -> None:

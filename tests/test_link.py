@@ -87,6 +87,34 @@ def test_frames_reach_the_loop_in_order_and_bad_ones_are_counted(router: zmq.Soc
     link.close("done")
 
 
+def test_the_processor_is_given_away_as_soon_as_a_reply_has_left_and_the_link_receives_meanwhile(
+    router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    identity, _ = receive(router)
+    ping(router, identity)
+    assert link.events.get(timeout=60) == ManagerChanged("m1")
+    replies, abort = wire.StepReplies("epoch", (), STATS, "m1", 1), wire.Abort((wire.CallId(4),))
+    seen: list[object] = []
+
+    def answered() -> None:
+        while receive(router)[1] != replies:
+            pass
+        router.send_multipart([identity, wire.encode(abort)])
+        seen.append(link.events.get(timeout=20))
+
+    def look(_: Link) -> bool:
+        seen.append("looked for arrivals")
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.sched_yield", answered)
+        patch.setattr(Link, "_has_arrived", look)
+        link.send(replies)
+    assert seen == [abort, "looked for arrivals"]
+    link.close("done")
+
+
 def test_goodbye_follows_what_was_sent_before_it(router: zmq.Socket[bytes]) -> None:
     link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
     replies = [wire.StepReplies("epoch", (wire.Chunk(wire.CallId(i), 1, "x"),), STATS) for i in range(50)]

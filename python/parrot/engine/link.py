@@ -135,6 +135,10 @@ class Link:
         frame = wire.encode(message)
         with self._lock:
             self._put(frame)
+        # ZeroMQ's thread may be waiting for this very processor, and the rest can wait for it. A frame that
+        # the manager asks for in between is asked for again at the next heartbeat.
+        os.sched_yield()
+        with self._lock:
             if isinstance(message, wire.StepReplies):
                 self._sequence = message.sequence
                 self._sent.add(message.sequence, frame)
@@ -142,8 +146,6 @@ class Link:
         # The socket's descriptor tells of an arrival once, and the send may be what took note of it.
         if has_arrived:
             os.eventfd_write(self._wake, 1)
-        # ZeroMQ's thread may be waiting for this very processor, and the next step can wait for it.
-        os.sched_yield()
 
     def drain(self, reason: str) -> None:
         """Ask the loop to finish what it has and end, within ``drain_grace_s``; asked again, to end at once.

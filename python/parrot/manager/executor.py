@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 from collections import deque
 from collections.abc import Generator
 
@@ -255,10 +256,11 @@ class Executor:
         """Deduce objectives, then encode, place and send what is ready; what can wait comes after that."""
         self._turn_is_due = False
         self._dispatch()
-        self.replies.keep_contexts()
-        self._record_rest()
-        self.knowledge.tell_uses()
-        self.early.turn()
+        replies, knowledge = self.replies, self.knowledge
+        for rest in (replies.keep_contexts, self._record_rest, knowledge.tell_uses, self.early.turn):
+            rest()
+            # A thread that the dispatch woke, of an engine here, may wait for this very processor.
+            os.sched_yield()
 
     def _dispatch(self) -> None:
         self._objectives.turn()
