@@ -109,14 +109,18 @@ def test_several_prompts_in_a_stream(tiny_model: Path) -> None:
 def test_one_prompt_too_many_or_too_long_refuses_all(tiny_model: Path) -> None:
     async def scenario(manager: Manager, client: openai.AsyncOpenAI, model: str) -> None:
         engine = await manager.add_engine(reply)
-        for prompt, n, says in (
-            (["a"] * 65, 2, "65 prompts with n = 2 are more than 128 answers"),
-            (["a", "word " * 4000], 1, "context of"),
-            (["a", ""], 1, "the prompt is empty"),
+        for prompt, n, param, says in (
+            (["a"] * 65, 2, "prompt", "65 prompts with n = 2 are more than 128 answers"),
+            (["a", "word " * 4000], 1, "prompt[1]", "context of"),
+            (["a", ""], 1, "prompt[1]", "the prompt is empty"),
+            ([[5], [2**30]], 1, "prompt[1]", "token 1073741824 is outside"),
+            ("", 1, "prompt", "the prompt is empty"),
         ):
             with pytest.raises(openai.BadRequestError, match=says) as caught:
                 await client.completions.create(model=model, prompt=prompt, n=n)
-            assert caught.value.param == "prompt"
+            assert caught.value.param == param
+        with pytest.raises(openai.BadRequestError, match="valid integer"):
+            await client.completions.create(model=model, prompt=[True])
         assert not engine.dispatches
         manager.check_at_rest()
 

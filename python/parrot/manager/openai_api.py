@@ -160,9 +160,15 @@ async def _answer(
 async def _encoded(
     service: Service, prompts: Sequence[Prompt], max_tokens: int | None, tenant: str
 ) -> list[EncodedPrompt]:
+    """An error names the prompt, where there are several."""
     fills = []
-    for prompt in prompts:
-        fills.append(await service.encode(prompt, max_tokens or 1, tenant=tenant))
+    for index, prompt in enumerate(prompts):
+        try:
+            fills.append(await service.encode(prompt, max_tokens or 1, tenant=tenant))
+        except errors.ParrotError as error:
+            if len(prompts) > 1:
+                error.param = f"prompt[{index}]"
+            raise
         await asyncio.sleep(0)  # a short text is encoded at once
     return fills
 

@@ -190,14 +190,17 @@ def _is_neutral(name: str, value: object) -> bool:
     )
 
 
+TokenId = Annotated[int, Field(strict=True)]  # true is not 1
+
+
 class CompletionRequest(OpenAIRequest):
     """``POST /v1/completions``. Control strings in the prompt become control tokens; ids are taken as is."""
 
     prompt: (
         Text
         | Annotated[list[Text], FIRST_ONLY]
-        | Annotated[list[int], FIRST_ONLY]
-        | Annotated[list[Annotated[list[int], FIRST_ONLY]], FIRST_ONLY]
+        | Annotated[list[TokenId], FIRST_ONLY]
+        | Annotated[list[Annotated[list[TokenId], FIRST_ONLY]], FIRST_ONLY]
     )
     logprobs: TopLogprobs | None = None
     echo: Annotated[bool, Field(strict=True)] | None = None
