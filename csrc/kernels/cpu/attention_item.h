@@ -30,8 +30,7 @@ class AttentionItemKernel {
     using Reg = typename V::Reg;
     static constexpr int W = V::kWidth;
     using Block = KvBlock<T>;
-    static constexpr int32_t kMostLater =
-        24;  // lines of later items' keys, and of values, to ask for at a time
+    static constexpr int32_t kMostLater = 24;  // lines of later keys, and of values, to ask for at a time
     // Products of bfloat16 pairs: queries are kept as they are, and scores scaled instead of them; weights
     // are rounded, as kernels on GPUs round them.
     static constexpr bool kPairs = V::kDotsPairs && Block::kPair == 2;

@@ -1,5 +1,5 @@
 // What the attention of one instruction set offers, and what it is given: plain pointers, checked by
-// attention.cpp. Shared by sources with different flags: no inline functions here.
+// attention.cpp. Shared by sources with different flags: no inline functions here that they would share.
 #pragma once
 
 #include <cstdint>

@@ -24,6 +24,8 @@
 
 namespace parrot::cpu {
 
+namespace {  // each instruction set has its own, see isa.h
+
 // A head of a tile's blocks as they lie in the cache (kv_block.h): keys first, then values.
 struct TileBlocks {
     static constexpr unsigned kBlocks = kTileTokens / kBlockTokens, kRuns = 2 * kBlocks;
@@ -80,6 +82,8 @@ struct ValueRows {
         return tile.runs[TileBlocks::kBlocks + k / kRows] + k % kRows * head_dim + column;
     }
 };
+
+}  // namespace
 
 // What the words of a product hold: numbers, pairs of bfloat16, or on the right only pairs, for twice as many
 // numbers on the left.

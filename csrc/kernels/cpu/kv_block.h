@@ -11,6 +11,8 @@ namespace parrot::cpu {
 
 inline constexpr int kBlockTokens = 16;
 
+namespace {  // each instruction set has its own, see isa.h
+
 template <class T>
 struct KvBlock {
     static constexpr int kPair = 4 / int(sizeof(T));                       // elements of a word
@@ -23,4 +25,5 @@ struct KvBlock {
     }
 };
 
+}  // namespace
 }  // namespace parrot::cpu
