@@ -24,6 +24,7 @@ from test_uses import real_engine
 pytestmark = pytest.mark.system
 SHORT = api.SamplingBody(max_tokens=4, ignore_eos=True)
 LONG = api.SamplingBody(max_tokens=60, ignore_eos=True)
+LONGEST = api.SamplingBody(max_tokens=400, ignore_eos=True)  # so that a busy machine fills early meanwhile
 TEXT = " ".join(f"fact {number}" for number in range(25)) + ". "
 ROLE = " ".join(f"rule {number}" for number in range(20)) + ". "
 
@@ -46,7 +47,7 @@ async def get_all(manager: Manager, session: str, *names: str) -> None:
 
 async def waiting_call(manager: Manager) -> None:
     """A reviewer waits for a long program."""
-    session = manager.submit(reader("code", "Write", LONG), reader("review", ROLE + "{{input:code}}"))
+    session = manager.submit(reader("code", "Write", LONGEST), reader("review", ROLE + "{{input:code}}"))
     await get_all(manager, session, "review")
 
 
