@@ -124,10 +124,10 @@ void rope_append(const Floats& qkv, const Floats& cos, const Floats& sin, const 
         throw std::invalid_argument("query, key_cache and value_cache must have one dtype");
     }
     if (query.ndim() != 3 || key_cache.ndim() != 4 || query.shape(2) % 2 != 0 ||
-        query.shape(2) > cpu::kMaxRopeHeadDim) {
+        query.shape(2) > cpu::kMaxHeadDim) {
         throw std::invalid_argument(
             concat("query must be [rows, heads, head_dim] with an even head_dim of at most ",
-                   cpu::kMaxRopeHeadDim, ", and key_cache [num_blocks, 16, kv_heads, head_dim]; got ",
+                   cpu::kMaxHeadDim, ", and key_cache [num_blocks, 16, kv_heads, head_dim]; got ",
                    text_of(shape_of(query)), " and ", text_of(shape_of(key_cache))));
     }
     const py::ssize_t rows = query.shape(0), heads = query.shape(1), head_dim = query.shape(2);

@@ -10,7 +10,6 @@
 namespace parrot::cpu {
 
 inline constexpr int kTileTokens = 64;  // tokens whose scores are computed at a time
-inline constexpr int kMaxHeadDim = 512;
 
 // One query token of an item: heads_per_kv_head query rows in each KV head.
 struct AttentionMember {

@@ -10,6 +10,7 @@
 namespace parrot::cpu {
 
 inline constexpr int kBlockTokens = 16;
+inline constexpr int kMaxHeadDim = 512;
 
 namespace {  // each instruction set has its own, see isa.h
 

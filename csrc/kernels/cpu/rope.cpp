@@ -63,7 +63,7 @@ void append_row(const RopeAppendCall& call, int64_t index) {
     Element* query = static_cast<Element*>(call.query) + index * call.heads * d;
     for (int64_t h = 0; h < call.heads; ++h, from += d, query += d) rotate(from, query);
     const BlockToken<Element> token(call, call.slots[index]);
-    Element head[kMaxRopeHeadDim];
+    Element head[kMaxHeadDim];
     for (int64_t h = 0; h < call.kv_heads; ++h, from += d) {
         rotate(from, head);
         token.put_key(head, h);

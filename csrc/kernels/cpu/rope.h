@@ -17,9 +17,8 @@ struct RopeAppendCall {
     void* key_cache;       // [num_blocks] of kv_block.h
     void* value_cache;     // as key_cache
     DType dtype;
-    int64_t rows, heads, kv_heads, head_dim;  // head_dim even, at most kMaxRopeHeadDim
+    int64_t rows, heads, kv_heads, head_dim;  // head_dim even, at most kMaxHeadDim
 };
-inline constexpr int64_t kMaxRopeHeadDim = 512;
 
 // Element i of a head turns with element i + head_dim / 2, in fp32; the result is rounded once.
 void rope_append(const RopeAppendCall& call);
