@@ -82,7 +82,7 @@ mutants: $(STAMPS)/sanitize $(STAMPS)/dev ## every fault that can be switched on
 bench: $(STAMPS)/model $(STAMPS)/build $(STAMPS)/dev ## the quick form of every CPU benchmark
 	@for name in $(CPU_BENCHMARKS); do $(PY) -m bench $$name --quick; done
 
-gpu-check: $(STAMPS)/build $(STAMPS)/dev ## every test and quick benchmark that needs a GPU; results in OUT (out/gpu)
+gpu-check: $(STAMPS)/model $(STAMPS)/build $(STAMPS)/dev ## every test and quick benchmark that needs a GPU; results in OUT (out/gpu)
 	@$(PY) tests/gpu_check.py $(or $(OUT),out/gpu)
 
 # From the build folder of the editable install: the same sources, options and tools.
