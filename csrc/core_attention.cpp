@@ -8,6 +8,7 @@
 
 #include "concat.h"
 #include "core_buffers.h"
+#include "core_types.h"
 #include "kvcache/attention_plan.h"
 
 namespace py = pybind11;
@@ -94,7 +95,7 @@ py::tuple plan_step(AttentionPlanner& planner, const Int32Array& block_tables, c
 
 void bind_attention_plan(py::module_& module) {
     const AttentionPlanOptions defaults;
-    py::class_<AttentionPlanner>(module, "AttentionPlanner")
+    bind_class<AttentionPlanner>(module, "AttentionPlanner")
         .def(py::init<>())
         .def("plan", &plan_step, py::arg("block_tables").noconvert(), py::arg("seq_lens").noconvert(),
              py::arg("entries").noconvert(), py::arg("members").noconvert(),

@@ -12,6 +12,7 @@
 
 #include "concat.h"
 #include "core_buffers.h"
+#include "core_types.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/parallel.h"
 
@@ -126,6 +127,7 @@ void plan(cpu::PagedAttention& attention, const Int32Array& query_start, const I
     step.num_blocks = num_blocks;
     require(num_blocks >= 1, "num_blocks = ", num_blocks, " is less than 1");
     require(num_threads >= 0 && num_threads <= 1024, "num_threads = ", num_threads, " is outside [0, 1024]");
+    const auto claim = attention.claim();
     const cpu::AttentionOptions options{num_threads == 0 ? cpu::num_threads() : num_threads, share,
                                         min_shared_tokens};
     const py::gil_scoped_release release;
@@ -134,6 +136,7 @@ void plan(cpu::PagedAttention& attention, const Int32Array& query_start, const I
 
 void run(cpu::PagedAttention& attention, const TensorView& query, const TensorView& k_cache,
          const TensorView& v_cache, const TensorView& out, double scale) {
+    const auto claim = attention.claim();  // or the plan might change between checks and use
     attention.check_planned();
     const cpu::AttentionShape& shape = attention.shape();
     const uintptr_t size = attention.type() == cpu::KvType::kFloat32 ? 4 : 2;
@@ -153,16 +156,25 @@ void run(cpu::PagedAttention& attention, const TensorView& query, const TensorVi
     attention.run(call);
 }
 
+// A property of the work planned, which no other thread is changing meanwhile.
+template <class Property>
+auto of_plan(Property property) {
+    return [property](cpu::PagedAttention& attention) {
+        const auto claim = attention.claim();
+        return property(attention.work());
+    };
+}
+
 }  // namespace
 
 void bind_cpu_attention(py::module_& module) {
     using cpu::PagedAttention;
-    py::class_<TensorView>(module, "TensorView")
+    bind_class<TensorView>(module, "TensorView")
         .def(py::init<uintptr_t, Shape, Shape>(), py::arg("address"), py::arg("shape"), py::arg("strides"))
         .def_readonly("address", &TensorView::address)
         .def_readonly("shape", &TensorView::shape)
         .def_readonly("strides", &TensorView::strides);
-    py::class_<PagedAttention>(module, "CpuAttention")
+    bind_class<PagedAttention>(module, "CpuAttention")
         .def(py::init(&make), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
              py::arg("dtype"))
         .def("plan", &plan, py::arg("query_start").noconvert(), py::arg("seq_lens").noconvert(),
@@ -171,12 +183,9 @@ void bind_cpu_attention(py::module_& module) {
              py::arg("min_shared_tokens") = 64)
         .def("run", &run, py::arg("query"), py::arg("k_cache"), py::arg("v_cache"), py::arg("out"),
              py::arg("scale"))
-        .def_property_readonly("num_items",
-                               [](const PagedAttention& self) { return self.work().items.size(); })
-        .def_property_readonly("num_partials",
-                               [](const PagedAttention& self) { return self.work().num_partials; })
-        .def_property_readonly("num_sharing",
-                               [](const PagedAttention& self) { return self.work().num_sharing; });
+        .def_property_readonly("num_items", of_plan([](const auto& work) { return work.items.size(); }))
+        .def_property_readonly("num_partials", of_plan([](const auto& work) { return work.num_partials; }))
+        .def_property_readonly("num_sharing", of_plan([](const auto& work) { return work.num_sharing; }));
 }
 
 }  // namespace parrot

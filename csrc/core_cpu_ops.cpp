@@ -12,6 +12,7 @@
 
 #include "concat.h"
 #include "core_buffers.h"
+#include "core_types.h"
 #include "kernels/cpu/argmax.h"
 #include "kernels/cpu/kv_block.h"
 #include "kernels/cpu/linear.h"
@@ -179,7 +180,7 @@ void argmax_rows(const Floats& logits, Int64s& ids) {
 }  // namespace
 
 void bind_cpu_ops(py::module_& module) {
-    py::class_<PackedLinear>(module, "PackedLinear")
+    bind_class<PackedLinear>(module, "PackedLinear")
         .def(py::init(&pack), py::arg("weight").noconvert(), py::kw_only(),
              py::arg("gated").noconvert() = false)
         .def("forward", &forward, py::arg("x").noconvert(), py::arg("out").noconvert(),

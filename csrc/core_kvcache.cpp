@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core_buffers.h"
+#include "core_types.h"
 #include "kvcache/context_tree.h"
 
 namespace py = pybind11;
@@ -189,7 +190,7 @@ void bind_views(py::class_<ContextTree>& tree) {
         .def(
             "tokens", [](const ContextTree& self, std::int64_t id) { return to_array(self.tokens(id)); },
             py::arg("context_id"))
-        .def("check_invariants", &ContextTree::check_invariants, py::call_guard<py::gil_scoped_release>())
+        .def("check_invariants", &ContextTree::check_invariants)
         .def("counters", &counters)
         .def_property_readonly("num_free_blocks",
                                [](const ContextTree& self) { return self.tree().num_free_blocks(); })
@@ -205,7 +206,7 @@ void bind_views(py::class_<ContextTree>& tree) {
 
 void bind_kvcache(py::module_& module) {
     bind_errors(module);
-    py::class_<ContextTree> tree(module, "ContextTree");
+    auto tree = bind_class<ContextTree>(module, "ContextTree");
     tree.def(py::init<std::int64_t, std::int64_t>(), py::arg("num_blocks"), py::arg("block_size") = 16);
     bind_verbs(tree);
     bind_views(tree);

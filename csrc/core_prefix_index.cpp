@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core_arrays.h"
+#include "core_types.h"
 #include "scheduler/errors.h"
 #include "scheduler/prefix_index.h"
 
@@ -58,7 +59,7 @@ py::list match(const PrefixIndex& index, int64_t domain, const py::object& token
 
 void bind_prefix_index(py::module_& module) {
     const std::vector<int64_t> none;
-    py::class_<PrefixIndex>(module, "PrefixIndex", "Who has which token prefix.")
+    bind_class<PrefixIndex>(module, "PrefixIndex", "Who has which token prefix.")
         .def(py::init([](const py::bytes& hash_key, bool constant_hash) {
                  return std::make_unique<PrefixIndex>(hash_key_of(hash_key), constant_hash);
              }),

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core_arrays.h"
+#include "core_types.h"
 #include "scheduler/errors.h"
 #include "scheduler/scheduler.h"
 
@@ -48,14 +49,14 @@ py::dict counters_of(const Scheduler& scheduler) {
 }
 
 void bind_values(py::module_& module) {
-    py::class_<Placement>(module, "Placement", "One decision of Algorithm 1.")
+    bind_class<Placement>(module, "Placement", "One decision of Algorithm 1.")
         .def_readonly("call_id", &Placement::call_id)
         .def_readonly("engine_id", &Placement::engine_id)
         .def_readonly("parent_context_id", &Placement::parent_context_id)
         .def_readonly("prefix_len", &Placement::prefix_len)
         .def_property_readonly("reason", &reason_name)
         .def_readonly("score_us", &Placement::score_us);
-    py::class_<Candidate>(module, "Candidate", "One engine that FindEngine looked at for a call.")
+    bind_class<Candidate>(module, "Candidate", "One engine that FindEngine looked at for a call.")
         .def_readonly("engine_id", &Candidate::engine_id)
         .def_readonly("admissible", &Candidate::admissible)
         .def_readonly("prefix_len", &Candidate::prefix_len)
@@ -160,7 +161,7 @@ void set_objective(Scheduler& scheduler, int64_t call_id, bool latency, int64_t 
 py::arg flag(const char* name) { return py::arg(name).noconvert(); }
 
 void bind_scheduler_class(py::module_& module) {
-    py::class_<Scheduler>(module, "Scheduler", "Algorithm 1: events in, placements out.")
+    bind_class<Scheduler>(module, "Scheduler", "Algorithm 1: events in, placements out.")
         .def(py::init(&make_scheduler), py::kw_only(), "hash_key"_a, flag("group_placement") = true,
              flag("prefix_affinity") = true, flag("splitting") = true, flag("replication") = true,
              flag("objective_aware") = true, flag("application_order") = true, flag("tenant_shares") = true,

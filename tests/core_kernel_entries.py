@@ -91,7 +91,7 @@ KERNELS = {
     ),
     "CpuAttention.__init__": Entry(
         lambda: (_core.CpuAttention, {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "dtype": "float32"}),
-        {"num_heads": whole(1, 2**31 - 1), "num_kv_heads": whole(1, 4), "head_dim": whole(16, 512),
+        {"num_heads": whole(1, 2**16), "num_kv_heads": whole(1, 4), "head_dim": whole(16, 512),
          "dtype": words("float16", "")},
     ),
     "CpuAttention.plan": Entry(

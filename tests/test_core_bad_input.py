@@ -57,6 +57,24 @@ def test_entries_without_arguments_take_none() -> None:
             value()
 
 
+def test_no_object_is_there_without_its_arguments() -> None:
+    """Verbs would read memory that is nobody's."""
+    classes = [v for v in vars(_core).values() if isinstance(v, type) and not issubclass(v, Exception)]
+    assert len(classes) == 9
+    for made in classes:
+        if made is not _core.AttentionPlanner:  # which takes none
+            with pytest.raises(TypeError, match=r"incompatible constructor arguments|No constructor defined"):
+                made.__new__(made)
+        with pytest.raises(TypeError, match="not an acceptable base type"):
+            type("Other", (made,), {})
+    planner = _core.AttentionPlanner.__new__(_core.AttentionPlanner)
+    assert planner.max_block == -1
+    tree = _core.ContextTree.__new__(_core.ContextTree, 8)
+    tree.open(1, 0, i32(), 0)
+    tree.__init__(4)  # type: ignore[misc]
+    assert tree.num_blocks == 8
+
+
 def refusal(call: Callable[..., Any], arguments: dict[str, Any]) -> str:
     """What the error says; of those that Python has for wrong types, values and ids."""
     try:

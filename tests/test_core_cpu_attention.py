@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -247,7 +250,42 @@ def test_engines_on_several_threads_do_not_mix() -> None:
     assert max(errors) < 1e-5
 
 
+def test_a_plan_does_not_change_between_the_checks_of_a_run_and_its_end() -> None:
+    small, large = Case(decodes(16), 4, 4, 64, "float32"), Case(decodes(*[16] * 256), 4, 4, 64, "float32")
+    attention = small.attention(num_threads=1)
+    rows = np.zeros((3, *small.query.shape), dtype=np.float32)
+    end, num_runs, num_plans = time.monotonic() + 1, 0, 0
+
+    def run() -> None:
+        nonlocal num_runs
+        while time.monotonic() < end:
+            with contextlib.suppress(RuntimeError, ValueError):  # in use, or the plan is the large one
+                small.call(attention, rows[1])
+                num_runs += 1
+
+    with ThreadPoolExecutor() as pool:
+        threads = [pool.submit(run) for _ in range(3)]
+        while time.monotonic() < end:
+            for case in (small, large):
+                with contextlib.suppress(RuntimeError):
+                    attention.plan(case.query_start, case.seq_lens, case.tables, case.num_blocks)
+                    num_plans += 1
+    assert all(thread.exception() is None for thread in threads)
+    assert min(num_runs, num_plans) > 10
+    assert not rows[[0, 2]].any()
+    assert small.error(rows[1]) < 1e-5
+
+
+def test_a_sequence_of_more_tokens_than_positions_can_count_is_refused() -> None:
+    attention = _core.CpuAttention(4, 2, 16, "float32")
+    table = np.zeros((1, 2**26 + 1), dtype=np.int32)
+    for rows, length in ((1, 2**30 + 1), (2, 2**30 + 16)):
+        with pytest.raises(ValueError, match=rf"seq_lens\[0\] = {length} is outside \[{rows}, 1073741824\]"):
+            attention.plan(np.array([0, rows], np.int32), np.array([length], np.int32), table, 1)
+
+
 SHAPES = [
+    ((65_537, 1, 64, "float32"), "num_heads = 65537 is more than 65536"),
     ((0, 1, 64, "float32"), "num_heads = 0 is no positive multiple of num_kv_heads = 1"),
     ((4, 3, 64, "float32"), "num_heads = 4 is no positive multiple of num_kv_heads = 3"),
     ((4, 0, 64, "float32"), "num_kv_heads = 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,6 +134,30 @@ def test_a_wrong_argument_is_named_with_its_value_and_changes_nothing(
     with pytest.raises(error, match=match):
         getattr(cache.tree, verb)(*arguments)
     assert [cache.tree.num_free_blocks, cache.tree.num_held_blocks, cache.tree.counters()] == before
+
+
+def test_who_looks_while_another_thread_works_finds_nothing_broken() -> None:
+    tree, tokens, slots = ContextTree(4_096), i32(range(20)), int_max(20)
+    errors: list[Exception] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            try:
+                tree.check_invariants()
+            except RuntimeError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for context_id in range(1, 8_000):  # most of them cached, so that a look takes long
+        tree.open(context_id, context_id, i32([]), 0)
+        tree.reserve(i64(context_id), i32([20]), tokens, slots)
+        tree.commit(i64(context_id))
+        tree.release(context_id)
+    done.set()
+    thread.join()
+    assert errors == []
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@ time each.
 
 Arrays are numpy, C-contiguous, aligned, of exactly the dtype given; those that are written are writable and
 lie over no other argument. What is wrong raises ``ValueError`` (``KeyError`` for an unknown id, ``TypeError``
-for another type, flags are ``bool`` only) naming argument and values. Ranges are half-open.
+for another type, flags are ``bool`` only) naming argument and values. Ranges are half-open. Classes have no
+subclasses.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ U16 = npt.NDArray[np.uint16]
 class OutOfBlocks(RuntimeError):
     """The pool has too few free and evictable blocks for a reservation; nothing was changed."""
 
+@final
 class ContextTree:
     """Token sequences with their KV blocks, as a tree by shared prefix (paper sections 5.3 and 7).
 
@@ -127,6 +129,7 @@ def count_cpu_parts(num_parts: int, repeats: int = 1) -> list[int]:
 def sum_cpu_words(words: I64, num_threads: int) -> int:
     """Sum of ``words``, modulo 2**64; for timing how fast memory is read."""
 
+@final
 class TensorView:
     """A tensor of the caller, which must live for as long as this is used."""
 
@@ -139,13 +142,15 @@ class TensorView:
     @property
     def strides(self) -> list[int]: ...
 
+@final
 class CpuAttention:
     """Paged attention of one step on the CPU, for one model shape: plan once per step, run once per layer.
 
     Decoding sequences that name the same physical blocks read them once (paper section 5.3); chunks of
     prefill are causal over all that their sequence has. Sums are fp32. One thread at a time: RuntimeError for
     a second one. ``head_dim`` is a multiple of 16 up to 512, ``dtype`` "float32" or "bfloat16", that of
-    queries, cache and output. Raises ValueError naming argument and values.
+    queries, cache and output; a model has at most 65,536 heads, a sequence 2**30 tokens. Raises ValueError
+    naming argument and values.
     """
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str) -> None: ...
@@ -179,6 +184,7 @@ class CpuAttention:
     def num_sharing(self) -> int:
         """Decodes of the plan that read a part of their tokens together with others."""
 
+@final
 class AttentionPlanner:
     """Plans SharedPrefixAttention step after step. While the requests (rows) are the same and only grew, who
     shares what is not looked for again; the plan is the one of a new planner. Requests that come to share a
@@ -224,6 +230,7 @@ class AttentionPlanner:
 
 Reason = Literal["group", "sharers", "prefix", "alone"]
 
+@final
 class Placement:
     """One decision of Algorithm 1."""
 
@@ -234,6 +241,7 @@ class Placement:
     reason: Reason
     score_us: float  # estimated finish time plus harm, the lower the better
 
+@final
 class Candidate:
     """One engine that FindEngine looked at for a call; the parts of its score, in microseconds."""
 
@@ -246,6 +254,7 @@ class Candidate:
     harm_us: float
     score_us: float
 
+@final
 class PrefixIndex:
     """Who has which token prefix (paper section 5.3): queued calls and engine contexts, found in one look-up.
 
@@ -331,6 +340,7 @@ class PrefixIndex:
 class QueueFull(RuntimeError):
     """One more call does not fit into the scheduler's queue; the message names the bound and its value."""
 
+@final
 class Scheduler:
     """Algorithm 1 (paper section 5.4): events in, placements out. Times are microseconds, given by the caller.
 
@@ -482,6 +492,7 @@ class Scheduler:
         """placed, placed_group, placed_sharers, placed_prefix, placed_alone, splits (of sets), replications (calls
         placed where less of their prompt is than some other engine has), deferred, holds."""
 
+@final
 class PackedLinear:
     """The weight of a linear layer in the order in which the CPU kernels read it: a copy.
 

@@ -12,6 +12,7 @@ namespace parrot::cpu {
 namespace {
 
 constexpr int64_t kCostPerThread = 6'000;  // a dozen microseconds; a thread is not woken for less
+constexpr int32_t kMaxHeads = 1 << 16;     // so that rows and costs can be counted
 constexpr float kLog2E = 1.44269504f;
 
 const AttentionKernels& kernels_for(KvType type) {
@@ -41,6 +42,10 @@ PagedAttention::PagedAttention(const AttentionShape& shape, KvType type) : shape
             concat("num_heads = ", shape.num_heads,
                    " is no positive multiple of num_kv_heads = ", shape.num_kv_heads));
     }
+    if (shape.num_heads > kMaxHeads) {
+        throw std::invalid_argument(
+            concat("num_heads = ", shape.num_heads, " is more than ", kMaxHeads, ", the most there can be"));
+    }
     if (shape.head_dim < 16 || shape.head_dim > kMaxHeadDim || shape.head_dim % 16 != 0) {
         throw std::invalid_argument(
             concat("head_dim = ", shape.head_dim, " is no multiple of 16 in [16, ", kMaxHeadDim, "]"));
@@ -54,13 +59,17 @@ std::unique_lock<std::mutex> PagedAttention::claim() {
 }
 
 void PagedAttention::plan(const AttentionStep& step, const AttentionOptions& options) {
-    const auto lock = claim();
     planned_ = false;
     work_ = {};
     items_.clear();
-    block_tables_.assign(step.block_tables.begin(), step.block_tables.end());
     AttentionStep kept = step;
-    kept.block_tables = block_tables_;
+    const auto keep = [](std::vector<int32_t>& copy, std::span<const int32_t>& values) {
+        copy.assign(values.begin(), values.end());
+        values = copy;
+    };
+    keep(query_start_, kept.query_start);
+    keep(seq_lens_, kept.seq_lens);
+    keep(block_tables_, kept.block_tables);
     work_ = make_attention_work(shape_, kept, options, planner_);
     const auto useful = std::max<int64_t>(1, work_.cost / kCostPerThread);
     num_threads_ = static_cast<int>(
@@ -70,7 +79,7 @@ void PagedAttention::plan(const AttentionStep& step, const AttentionOptions& opt
     allocate();
     describe_items();
     num_blocks_ = step.num_blocks;
-    num_rows_ = step.query_start.back();
+    num_rows_ = query_start_.back();
     planned_ = true;
 }
 
@@ -115,7 +124,6 @@ void PagedAttention::check_planned() const {
 }
 
 void PagedAttention::run(const AttentionCall& call) {
-    const auto lock = claim();
     check_planned();
     const AttentionTensors tensors{
         call.query,         call.keys,        call.values,         call.output,     call.query_stride,

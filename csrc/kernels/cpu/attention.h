@@ -22,13 +22,17 @@ struct AttentionCall {
     float scale;
 };
 
-// Plan once per step, run once per layer. One thread at a time; a second one is refused.
+// Plan once per step, run once per layer. One thread at a time: the one that has claimed it.
 class PagedAttention {
   public:
     // Throws std::invalid_argument for a shape the kernels do not have.
     PagedAttention(const AttentionShape& shape, KvType type);
 
-    // Copies what it keeps. Throws std::invalid_argument, and then has no plan.
+    // Held from what is checked against the plan to the end of its use. Throws std::logic_error if another
+    // thread has it.
+    std::unique_lock<std::mutex> claim();
+
+    // Copies the step first. Throws std::invalid_argument, and then has no plan.
     void plan(const AttentionStep& step, const AttentionOptions& options);
 
     // Throws std::logic_error without a plan.
@@ -49,7 +53,6 @@ class PagedAttention {
         void operator()(float* memory) const;
     };
 
-    std::unique_lock<std::mutex> claim();
     void allocate();
     AttentionScratch scratch(int thread) const;
     void run_item(const AttentionKernels& kernels, const AttentionTensors& tensors, size_t index,
@@ -64,7 +67,7 @@ class PagedAttention {
     int32_t num_rows_ = 0;
     int32_t num_blocks_ = 0;
     int num_threads_ = 1;
-    std::vector<int32_t> block_tables_;
+    std::vector<int32_t> query_start_, seq_lens_, block_tables_;  // of the step
     AttentionPlanner planner_;
     AttentionWork work_;
     std::vector<AttentionItem> items_;  // of work_

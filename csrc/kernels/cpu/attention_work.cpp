@@ -18,6 +18,8 @@ constexpr int32_t kMinDecodeTokens = 128;        // of a part of a sequence that
 constexpr int64_t kItemsPerThread = 3;           // that splitting a prefill aims at
 constexpr int32_t kWorkersPerThread[] = {2, 4};  // that decodes are planned for, see plan_decodes
 constexpr int64_t kTokenCost = 12;               // rows' worth of time that reading a token takes
+constexpr int64_t kMostCost = int64_t{1} << 61;  // that is counted, so that sums of int64 hold
+constexpr int32_t kMostTokens = 1 << 30;         // of a sequence, so that sums of positions fit int32
 constexpr int64_t kPartCost = 27;                // tokens' worth of time that a part of a row takes besides
 
 template <class... Parts>
@@ -32,14 +34,14 @@ void check(const AttentionStep& step) {
     require(step.block_tables.size() == n * static_cast<size_t>(step.max_blocks), "block_tables has ",
             step.block_tables.size(), " elements, expected [", n, ", ", step.max_blocks, "]");
     require(step.query_start[0] == 0, "query_start[0] = ", step.query_start[0], ", expected 0");
-    const int64_t room = int64_t(step.max_blocks) * kBlockTokens;
+    const int64_t room = std::min(int64_t(step.max_blocks) * kBlockTokens, int64_t(kMostTokens));
     for (size_t i = 0; i < n; ++i) {
         const int64_t rows = int64_t(step.query_start[i + 1]) - step.query_start[i];
         require(rows >= 1, "query_start[", i + 1, "] = ", step.query_start[i + 1],
                 ", expected more than query_start[", i, "] = ", step.query_start[i]);
         require(step.seq_lens[i] >= rows && step.seq_lens[i] <= room, "seq_lens[", i,
                 "] = ", step.seq_lens[i], " is outside [", rows, ", ", room,
-                "], from its rows in the step to the room of its block table");
+                "], from its rows in the step to the room of its block table, or 2^30");
         const int32_t* table = step.block_tables.data() + i * static_cast<size_t>(step.max_blocks);
         const int32_t used = (step.seq_lens[i] + kBlockTokens - 1) / kBlockTokens;
         for (int32_t b = 0; b < used; ++b) {
@@ -67,7 +69,7 @@ class Builder {
         for (const AttentionWorkItem& item : work_.items) {
             const int32_t heads = item.head_end - item.head_begin;
             work_.max_states = std::max(work_.max_states, heads * item.num_members * shape_.group_size());
-            work_.cost += item.cost;
+            work_.cost = std::min(kMostCost, work_.cost + item.cost);
         }
         return std::move(work_);
     }
@@ -84,9 +86,9 @@ class Builder {
     // KV heads that an item of the decodes covers. All of them, where their state fits the cache: a block's
     // heads lie side by side, and are then read as one stream.
     int32_t heads_per_item(int32_t num_decodes) const {
-        const int32_t rows =
-            std::min(std::max(kItemRows, shape_.group_size()), num_decodes * shape_.group_size());
-        const int64_t bytes = int64_t(rows) * shape_.head_dim * 2 * sizeof(float);
+        const int64_t most = std::max(kItemRows, shape_.group_size());
+        const int64_t rows = std::min(most, int64_t(num_decodes) * shape_.group_size());
+        const int64_t bytes = rows * shape_.head_dim * 2 * int64_t(sizeof(float));
         return static_cast<int32_t>(std::clamp<int64_t>(kStateBytes / bytes, 1, shape_.num_kv_heads));
     }
 
@@ -229,8 +231,8 @@ class Builder {
         for (size_t i = 0; i < step_.seq_lens.size(); ++i) {
             if (num_rows(i) > 1) total += int64_t(num_rows(i)) * step_.seq_lens[i];
         }
-        const int64_t target =
-            std::max<int64_t>(1, total * shape_.num_kv_heads / (options_.num_threads * kItemsPerThread));
+        total = std::min(total, kMostCost / shape_.num_kv_heads) * shape_.num_kv_heads;
+        const int64_t target = std::max<int64_t>(1, total / (options_.num_threads * kItemsPerThread));
         for (size_t i = 0; i < step_.seq_lens.size(); ++i) {
             if (num_rows(i) == 1) continue;
             for (int32_t row = 0; row < num_rows(i); row += block_rows()) {
