@@ -1,6 +1,7 @@
 // All engines with the calls and contexts they hold. Keeps each engine's load equal to its calls in flight.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -62,6 +63,11 @@ class Fleet {
     template <class Visit>
     void for_each_pool(Visit visit) {
         for (auto& [model, pool] : pools_) visit(pool);
+    }
+
+    // Whether some call may enter some engine.
+    bool has_room() const {
+        return std::ranges::any_of(pools_, [](const auto& pool) { return pool.second.has_room(); });
     }
 
     // Throws std::logic_error unless engine counters equal what `calls` say.

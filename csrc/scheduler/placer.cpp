@@ -30,7 +30,11 @@ std::vector<Placement> Placer::run(int64_t now_us) {
 void Placer::run_pass() {
     queue_.begin_pass();
     place_holders();
-    while (Call* head = queue_.next()) place_from(*head);
+    while (fleet_.has_room()) {
+        Call* head = queue_.next();
+        if (head == nullptr) return;
+        place_from(*head);
+    }
 }
 
 void Placer::place_holders() {

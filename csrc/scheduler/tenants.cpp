@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "scheduler/engine_pool.h"
@@ -33,18 +32,13 @@ int64_t Tenants::num_queued(int64_t id) const {
 void Tenants::enter(Lane& lane) {
     Tenant& tenant = *lane.tenant;
     if (tenant.num_queued++ > 0) return;
-    first_ = nullptr;
     tenant.virtual_time = std::max(tenant.virtual_time, virtual_time_);
-    waiting_.push_back({&tenant, 0});
+    waiting_.insert(place_of(tenant));
 }
 
 void Tenants::leave(Lane& lane) {
     Tenant& tenant = *lane.tenant;
-    if (--tenant.num_queued > 0) return;
-    first_ = nullptr;
-    const auto at = std::ranges::find(waiting_, &tenant, &Waiting::tenant);
-    *at = waiting_.back();
-    waiting_.pop_back();
+    if (--tenant.num_queued == 0) waiting_.erase(place_of(tenant));
 }
 
 void Tenants::charge(Lane& lane, const QueueKey& key, double tokens, double turn, uint64_t run) {
@@ -52,9 +46,12 @@ void Tenants::charge(Lane& lane, const QueueKey& key, double tokens, double turn
     lane.placed_key = lane.placed_run == run ? std::max(lane.placed_key, key) : key;
     lane.placed_run = run;
     lane.pool->note_placed(turn, tenant.id, run);
-    first_ = nullptr;
     virtual_time_ = std::max(virtual_time_, tenant.virtual_time);
+    auto place = waiting_.extract(place_of(tenant));  // none if that was its last call
     tenant.virtual_time += std::max(1.0, tokens) / tenant.weight;
+    if (place.empty()) return;
+    place.value() = place_of(tenant);
+    waiting_.insert(std::move(place));
 }
 
 // Room is left; or it went to a tenant whose turn was later; or to a later call of the tenant's own.
@@ -68,21 +65,15 @@ bool Tenants::is_passed_over(const Lane& lane, uint64_t run) const {
     });
 }
 
+// Turns only come later in a pass, so that who is set aside stays before all who are not.
 Tenant* Tenants::first(uint64_t pass) {
-    if (first_ != nullptr && first_pass_ == pass) return first_;
-    const auto rank = [](const Tenant& tenant) { return std::tuple(tenant.virtual_time, tenant.id); };
-    first_ = nullptr;
-    first_pass_ = pass;
-    for (const Waiting& waiting : waiting_) {
-        if (waiting.set_aside_pass == pass) continue;
-        if (first_ == nullptr || rank(*waiting.tenant) < rank(*first_)) first_ = waiting.tenant;
-    }
-    return first_;
+    const auto next = pass == aside_pass_ ? waiting_.upper_bound(aside_) : waiting_.begin();
+    return next == waiting_.end() ? nullptr : next->tenant;
 }
 
 void Tenants::set_aside(Tenant& tenant, uint64_t pass) {
-    first_ = nullptr;
-    std::ranges::find(waiting_, &tenant, &Waiting::tenant)->set_aside_pass = pass;
+    aside_ = place_of(tenant);
+    aside_pass_ = pass;
 }
 
 Tenant& Tenants::obtain(int64_t id) {
@@ -119,7 +110,11 @@ void Tenants::check_invariants() const {
                                    std::to_string(queued));
         }
     }
-    if (num_waiting != waiting_.size()) throw std::logic_error("the list of waiting tenants is off");
+    const auto is_current = [](const Place& place) {
+        return place.virtual_time == place.tenant->virtual_time && place.tenant->num_queued > 0;
+    };
+    if (num_waiting != waiting_.size() || !std::ranges::all_of(waiting_, is_current))
+        throw std::logic_error("the list of waiting tenants is off");
 }
 
 }  // namespace parrot::scheduler

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
+#include <tuple>
 #include <vector>
 
 #include "scheduler/flat_map.h"
@@ -60,8 +62,8 @@ class Tenants {
 
     template <class Visit>
     void for_each_lane(Visit visit) const {
-        for (const Waiting& waiting : waiting_) {
-            for (const auto& lane : waiting.tenant->lanes) {
+        for (const Place& place : waiting_) {
+            for (const auto& lane : place.tenant->lanes) {
                 if (!lane->calls.empty()) visit(*lane);
             }
         }
@@ -70,19 +72,26 @@ class Tenants {
     void check_invariants() const;
 
   private:
-    struct Waiting {
+    // Of a tenant with queued calls, in the order of turns.
+    struct Place {
+        double virtual_time = -1;  // before all tenants
+        int64_t id = 0;
         Tenant* tenant = nullptr;
-        uint64_t set_aside_pass = 0;
+
+        bool operator<(const Place& other) const {
+            return std::tie(virtual_time, id) < std::tie(other.virtual_time, other.id);
+        }
     };
 
+    static Place place_of(Tenant& tenant) { return {tenant.virtual_time, tenant.id, &tenant}; }
     Tenant& obtain(int64_t tenant);
     void forget_idle();
 
     std::vector<std::unique_ptr<Tenant>> tenants_;
     FlatMap<int64_t, Tenant*> by_id_;
-    std::vector<Waiting> waiting_;  // tenants with queued calls
-    Tenant* first_ = nullptr;       // what first() found in `first_pass_`, while nothing has changed since
-    uint64_t first_pass_ = 0;
+    std::set<Place> waiting_;
+    Place aside_;  // the last that was set aside in `aside_pass_`: so were all before it
+    uint64_t aside_pass_ = 0;
     double virtual_time_ = 0;  // of the tenant served last, when it was served
     size_t forget_at_ = 1024;  // so many tenants are known before idle ones are looked for
 };
