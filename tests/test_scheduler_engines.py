@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from bench.placement.driver import Cost, Driver, text
 
@@ -117,3 +118,28 @@ def test_a_slowdown_out_of_range_and_unknown_engines_are_refused() -> None:
         driver.scheduler.set_slowdown(7, 2.0)
     with pytest.raises(KeyError):
         driver.scheduler.set_paused(7, True)
+
+
+def test_the_slowest_engines_there_can_be_are_compared_like_others() -> None:
+    """Their load is counted, too: what does not fit an int64 is seen by the sanitizers."""
+    driver = Driver.with_engines([Cost(1e9, 1e9, 1e9, 1e9), Cost(1e9, 1e9, 1e9, 1e9)])
+    for engine_id in (0, 1):
+        driver.scheduler.set_slowdown(engine_id, 1e4)
+    for call_id in range(8):
+        driver.submit(call_id)
+    assert sorted(driver.engines_of().values()) == [0] * 4 + [1] * 4
+
+
+def test_harm_does_not_depend_on_what_the_clock_says() -> None:
+    harms = []
+    for now in (0, 2**59):
+        driver = Driver.with_engines([Cost()])
+        for call_id in range(40):  # whose expected ends together are more than an int64 holds
+            driver.submit(call_id, now=now)
+        assert len(driver.schedule(now)) == 40
+        (candidate,) = driver.scheduler.candidates(
+            now_us=now, domain=0, latency=False, token_ids=text(99, 200),
+            boundaries=np.array([200], np.int32), max_new_tokens=50,
+        )  # fmt: skip
+        harms.append(candidate.harm_us)
+    assert harms[1] == pytest.approx(harms[0], rel=1e-3)

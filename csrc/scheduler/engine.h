@@ -10,6 +10,8 @@
 
 namespace parrot::scheduler {
 
+__extension__ using Sum = __int128;  // of times, of which some calls' do not fit int64
+
 struct Engine {
     EngineId id = 0;
     int32_t slot = 0;  // dense, for arrays by engine; used again after removal
@@ -30,7 +32,7 @@ struct Engine {
     int64_t load_tokens = 0;   // held when every call has generated all it may, shared prefixes counted once
     int64_t latency_tokens = 0;  // the part of load_tokens that latency-bound calls hold
     int64_t new_tokens = 0;      // the part of load_tokens that is still to be generated
-    int64_t expected_finish_sum_us = 0;
+    Sum expected_finish_sum_us = 0;
     double prefill_until_us = 0;  // when the prompts placed so far are expected to be computed
     Call* held_for = nullptr;     // a call that has waited long: nothing else enters until it fits
     bool changed = false;         // its room has grown since the last schedule()

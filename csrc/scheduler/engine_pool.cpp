@@ -16,6 +16,9 @@ constexpr double kInadmissible = std::numeric_limits<double>::infinity();
 // No target takes an engine from the others beyond this share of the bound that holds without one.
 constexpr int64_t kLeastShare = 6;
 
+// A step that takes longer counts as this long, so that the load of 90 million calls fits int64.
+constexpr double kSlowestPaceUs = 100e6;
+
 }  // namespace
 
 template <class Visit>
@@ -77,7 +80,7 @@ void EnginePool::set_bound(Engine& engine) {
 }
 
 void EnginePool::set_pace(Engine& engine) {
-    engine.pace_ns = std::llround(engine.cost.step_us(16, 16 * 512) * 1000);
+    engine.pace_ns = std::llround(std::min(engine.cost.step_us(16, 16 * 512), kSlowestPaceUs) * 1000);
 }
 
 void EnginePool::remove(Engine& engine) {
