@@ -3,6 +3,7 @@ names the argument, its axis and both values."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from parrot.kernels.shared_prefix import PlanCosts, SharedPrefixAttention  # noqa: E402
+from parrot.kernels.staging import Staging  # noqa: E402
 
 HALF = torch.float16
 SIZES = {"max_requests": 4, "max_blocks": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
@@ -43,6 +45,12 @@ def unaligned(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(like.numel() + 1, dtype=like.dtype)[1:].view(like.shape)
 
 
+def without_memory(like: torch.Tensor) -> torch.Tensor:
+    emptied = like.clone()
+    emptied.untyped_storage().resize_(0)
+    return emptied
+
+
 def strided(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(*like.shape[:-1], 2 * like.shape[-1], dtype=like.dtype)[..., ::2]
 
@@ -64,6 +72,7 @@ CALLS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = [
     ("value_cache", lambda t: t[:5], r"^value_cache axis 0 is 5, expected 6$"),
     ("value_cache", lambda t: t[..., :8], r"^value_cache axis 3 is 8, expected 16$"),
     ("value_cache", unaligned, r"^value_cache begins 2 bytes past a multiple of 16"),
+    ("key_cache", without_memory, r"^key_cache has a storage of 0 bytes, expected 6144$"),
 ]
 
 
@@ -74,6 +83,13 @@ def test_a_tensor_that_does_not_fit_is_named(planned, name, change, message):
     with pytest.raises(ValueError, match=message):
         planned(**arguments, scale=0.1)
     assert arguments["output"].is_meta or not arguments["output"].any()
+
+
+@pytest.mark.parametrize("name", ["query", "key_cache", "value_cache", "output"])
+@pytest.mark.parametrize(("value", "kind"), [(None, "NoneType"), (np.zeros(3), "ndarray"), ([], "list")])
+def test_what_is_no_tensor_is_named(planned, name, value, kind):
+    with pytest.raises(TypeError, match=f"^{name} is of type {kind}, expected torch.Tensor$"):
+        planned(**{**tensors(), name: value}, scale=0.1)
 
 
 def test_a_cache_without_a_block_of_the_plan_is_refused(planned):
@@ -112,6 +128,25 @@ def test_tables_and_lengths_that_do_not_fit_are_named(block_tables, seq_lens, me
         assert torch.equal(tensor, uploaded[name])
 
 
+@pytest.mark.parametrize(
+    ("block_tables", "seq_lens", "message"),
+    [
+        (None, LENGTHS, "^block_tables is of type NoneType, expected numpy.ndarray$"),
+        ([[0, 1], [0, 5]], LENGTHS, "^block_tables is of type list, expected numpy.ndarray$"),
+        (TABLES, torch.from_numpy(LENGTHS), "^seq_lens is of type Tensor, expected numpy.ndarray$"),
+    ],
+)
+def test_what_is_no_array_is_named(block_tables, seq_lens, message):
+    with pytest.raises(TypeError, match=message):
+        make().plan(block_tables, seq_lens)
+
+
+def test_a_number_of_rows_that_is_none_is_named():
+    for value, kind in (("4", "str"), (2.0, "float")):
+        with pytest.raises(TypeError, match=f"^num_rows is of type {kind}, expected a whole number$"):
+            make().write_plan(TABLES, LENGTHS, num_rows=value)
+
+
 def test_a_block_past_the_end_of_a_request_may_be_anything():
     kernel = make(num_blocks=6)
     kernel.plan(tables([0, 1, 99], [0, 5, -7]), LENGTHS)
@@ -138,6 +173,14 @@ def test_a_block_that_is_refused_once_is_no_reason_to_refuse_the_next_plan():
         ({"max_parts": 0}, r"^max_parts is 0, expected at least 1$"),
         ({"max_requests": -1}, r"^max_requests is -1, expected at least 1$"),
         ({"num_blocks": 0}, r"^num_blocks is 0, expected at least 1$"),
+        (
+            {"staging": Staging({"num_entries": 4}, torch.device("cpu"))},
+            r"^staging has no section 'part_begin', expected one of 5 elements$",
+        ),
+        (
+            {"staging": Staging(SharedPrefixAttention.sections(4, 2, 64), torch.device("cpu"))},
+            r"^staging section 'block_tables' axis 0 is 8, expected 12$",
+        ),
     ],
 )
 def test_sizes_that_no_kernel_has_are_named(sizes, message):
@@ -175,9 +218,38 @@ def test_whole_numbers_of_numpy_are_sizes():
     )
 
 
-@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf"), "0.1", None])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf"), "0.1", None, 4e300])
 def test_a_scale_that_is_no_finite_number_is_refused(planned, scale):
     arguments = tensors()
-    with pytest.raises(ValueError, match=f"^scale is {scale!r}, expected a finite number$"):
+    with pytest.raises(ValueError, match=f"^scale is {re.escape(repr(scale))}, expected a finite number$"):
         planned(**arguments, scale=scale)
     assert not arguments["output"].any()
+
+
+def test_the_cuda_kernel_is_for_a_gpu():
+    pytest.importorskip("parrot._kernels")
+    with pytest.raises(ValueError, match=r"^device is cpu, expected a CUDA GPU$"):
+        make(implementation="cuda", head_dim=64)
+
+
+def test_a_staging_on_another_device_is_named():
+    staging = Staging(SharedPrefixAttention.sections(4, 3, 64), torch.device("meta"))
+    with pytest.raises(ValueError, match=r"^staging section 'num_entries' is on meta, expected cpu$"):
+        make(staging=staging)
+
+
+@pytest.mark.parametrize("num_heads", [0, -8])
+def test_the_cuda_module_refuses_heads_that_are_none(num_heads):
+    kernels = pytest.importorskip("parrot._kernels")
+    addresses = ("query", "key_cache", "value_cache", "output", "block_tables", "entries", "num_entries")
+    addresses += ("members", "part_begin", "part_output", "part_max_sum", "next_work")
+    sizes = {"num_requests": 1, "num_blocks": 1, "max_blocks": 1, "num_kv_heads": 2, "head_dim": 128}
+    with pytest.raises(ValueError, match=f"^num_heads = {num_heads} is not a multiple of num_kv_heads = 2"):
+        kernels.shared_prefix_attention(
+            **dict.fromkeys(addresses, 1 << 12),
+            **sizes,
+            num_heads=num_heads,
+            is_bfloat16=False,
+            softmax_scale=0.1,
+            stream=0,
+        )

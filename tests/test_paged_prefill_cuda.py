@@ -14,7 +14,7 @@ _kernels = pytest.importorskip("parrot._kernels")
 from parrot.kernels import gpu_ops  # noqa: E402
 from parrot.kernels.ops import DecoderShape  # noqa: E402
 from parrot.kernels.paged_prefill import LOW, TALL, PrefillPlan, paged_prefill, prefill_tiles  # noqa: E402
-from parrot.kernels.paged_prefill_cuda import CudaPrefill  # noqa: E402
+from parrot.kernels.paged_prefill_cuda import CudaPrefill, check_arguments  # noqa: E402
 
 BLOCK = 16
 UNUSED = 2**30  # a block that nobody may read
@@ -158,6 +158,66 @@ def test_tensors_that_do_not_fit_are_named():
     chunks.values = chunks.values[:, :, :1]
     with pytest.raises(ValueError, match="value_cache axis 2 is 1, expected 2"):
         chunks.run("cuda")
+
+
+def arguments(**changed):
+    """Of a call that fits, on the CPU, with some ``changed``; rows of the plan are ``rows``."""
+    rows, cache = (
+        torch.zeros(9, 4, 64, dtype=torch.float16),
+        torch.zeros(3, BLOCK, 2, 64, dtype=torch.float16),
+    )
+    fitting = {"query": rows, "key_cache": cache, "value_cache": cache.clone(), "output": rows.clone()}
+    tables = torch.zeros(1, 3, dtype=torch.int32)
+    plan = {
+        "tiles": torch.zeros(2, 4, dtype=torch.int32),
+        "block_tables": tables,
+        "rows": 128,
+        "num_tokens": 9,
+    }
+    plan |= {name: changed.pop(name) for name in [*changed] if name in plan}
+    return {**fitting, "plan": PrefillPlan(**plan), "rows": 128, "device": torch.device("cpu"), **changed}
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"query": None}, TypeError, "query is of type NoneType, expected torch.Tensor"),
+        (
+            {"query": torch.zeros(9, 4, dtype=torch.float16)},
+            ValueError,
+            r"query has 2 axes \(9, 4\), expected 3",
+        ),
+        ({"key_cache": [1]}, TypeError, "key_cache is of type list, expected torch.Tensor"),
+        ({"key_cache": torch.zeros(3)}, ValueError, r"key_cache has 1 axes \(3,\), expected 4"),
+        ({"output": "out"}, TypeError, "output is of type str, expected torch.Tensor"),
+        ({"plan": None}, TypeError, "plan is of type NoneType, expected PrefillPlan"),
+        ({"rows": 64}, ValueError, "plan.rows is 64, expected 128"),
+        ({"tiles": torch.zeros(2, 4)}, ValueError, "plan.tiles is torch.float32, expected torch.int32"),
+        ({"tiles": torch.zeros(2, 3, dtype=torch.int32)}, ValueError, "plan.tiles axis 1 is 3, expected 4"),
+        ({"tiles": None}, TypeError, "plan.tiles is of type NoneType, expected torch.Tensor"),
+        ({"tiles": torch.zeros(2, 4, dtype=torch.int32, device="meta")}, ValueError, "plan.tiles is on meta"),
+        (
+            {"block_tables": torch.zeros(3, 1, dtype=torch.int64)},
+            ValueError,
+            "plan.block_tables is torch.int64, expected torch.int32",
+        ),
+        (
+            {"block_tables": torch.zeros(3, 2, dtype=torch.int32)[:, :1]},
+            ValueError,
+            "plan.block_tables axis 0 has stride 2, expected 1",
+        ),
+        ({"block_tables": torch.zeros(3, dtype=torch.int32)}, ValueError, r"plan.block_tables has 1 axes"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(changed, error, message):
+    check_arguments(**arguments())
+    with pytest.raises(error, match=f"^{message}"):
+        check_arguments(**arguments(**changed))
+
+
+def test_the_cuda_kernel_is_for_a_gpu():
+    with pytest.raises(ValueError, match=r"^device is cpu, expected a CUDA GPU$"):
+        CudaPrefill(torch.device("cpu"))
 
 
 CALL = {

@@ -115,7 +115,7 @@ void dispatch_head_dim(const SharedPrefixAttentionParams& params, int head_dim, 
 void check(const SharedPrefixAttentionCall& call) {
     PARROT_CHECK(call.head_dim == 64 || call.head_dim == 128, "head_dim = ", call.head_dim,
                  ", need 64 or 128");
-    PARROT_CHECK(call.num_kv_heads > 0 && call.num_heads % call.num_kv_heads == 0,
+    PARROT_CHECK(call.num_kv_heads > 0 && call.num_heads > 0 && call.num_heads % call.num_kv_heads == 0,
                  "num_heads = ", call.num_heads, " is not a multiple of num_kv_heads = ", call.num_kv_heads);
     PARROT_CHECK(call.num_heads / call.num_kv_heads <= kMaxRows,
                  "num_heads / num_kv_heads = ", call.num_heads / call.num_kv_heads, ", at most ", kMaxRows);

@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from .paged_prefill import BLOCK_SIZE, PrefillPlan
-from .tensor_checks import check_dtype, check_tensor, made_current, with_index
+from .tensor_checks import (
+    check_axes,
+    check_dtype,
+    check_is_gpu,
+    check_scale,
+    check_tensor,
+    check_type,
+    made_current,
+    with_index,
+)
 
 
 class CudaPrefill:
@@ -18,6 +27,7 @@ class CudaPrefill:
         self.rows = _kernels.paged_prefill_rows()
         self._kernels = _kernels
         self._device = with_index(device)
+        check_is_gpu(self._device)
         self._next_work = torch.zeros(1, dtype=torch.int32, device=device)  # every launch leaves it zero
 
     @staticmethod
@@ -40,18 +50,10 @@ class CudaPrefill:
         scale: float,
     ) -> None:
         """The same as :func:`~parrot.kernels.paged_prefill.paged_prefill`, in float16 or bfloat16. Raises
-        ValueError for a tensor that does not fit, naming its axis and both values."""
-        num_rows, heads, head_dim = query.shape
-        num_blocks, _, kv_heads, _ = key_cache.shape
-        cache = (num_blocks, BLOCK_SIZE, kv_heads, head_dim)
-        check_dtype("query", query, (torch.float16, torch.bfloat16))
-        for name, tensor, shape in (
-            ("query", query, (num_rows, heads, head_dim)),
-            ("output", output, (num_rows, heads, head_dim)),
-            ("key_cache", key_cache, cache),
-            ("value_cache", value_cache, cache),
-        ):
-            check_tensor(name, tensor, shape, query.dtype, self._device)
+        ValueError for what does not fit, naming the argument, its axis and both values, and TypeError for an
+        argument of another type; what the tiles and the tables say is the caller's to get right."""
+        check_arguments(query, key_cache, value_cache, output, plan, self.rows, self._device)
+        check_scale(scale)
         with made_current(self._device):
             self._kernels.paged_prefill(
                 query=query.data_ptr(),
@@ -73,3 +75,35 @@ class CudaPrefill:
                 softmax_scale=scale,
                 stream=torch.cuda.current_stream(self._device).cuda_stream,
             )
+
+
+def check_arguments(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    output: Tensor,
+    plan: PrefillPlan,
+    rows: int,
+    device: torch.device,
+) -> None:
+    """Raise what :meth:`CudaPrefill.__call__` says; ``rows``: of the kernel's tiles."""
+    check_dtype("query", query, (torch.float16, torch.bfloat16))
+    check_axes("query", query, 3)
+    check_axes("key_cache", key_cache, 4)
+    cache = (key_cache.shape[0], BLOCK_SIZE, key_cache.shape[2], query.shape[2])
+    for name, tensor, shape in (
+        ("query", query, query.shape),
+        ("output", output, query.shape),
+        ("key_cache", key_cache, cache),
+        ("value_cache", value_cache, cache),
+    ):
+        check_tensor(name, tensor, shape, query.dtype, device)
+    check_type("plan", plan, PrefillPlan, "PrefillPlan")
+    if plan.rows != rows:
+        raise ValueError(f"plan.rows is {plan.rows}, expected {rows}")
+    check_axes("plan.tiles", plan.tiles, 2)
+    check_axes("plan.block_tables", plan.block_tables, 2)
+    tiles = (plan.tiles.shape[0], 4)
+    check_tensor("plan.tiles", plan.tiles, tiles, torch.int32, device)
+    tables = plan.block_tables
+    check_tensor("plan.block_tables", tables, tables.shape, torch.int32, device)

@@ -6,7 +6,6 @@ one tree of contexts can be replayed on another; :func:`shared_prefix_attention_
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from numbers import Integral
@@ -20,7 +19,18 @@ from torch import Tensor
 
 from .. import _core
 from .staging import Staging
-from .tensor_checks import check_dtype, check_int32, check_tensor, made_current, with_index
+from .tensor_checks import (
+    check_device,
+    check_dtype,
+    check_int32,
+    check_is_gpu,
+    check_scale,
+    check_shape,
+    check_tensor,
+    check_type,
+    made_current,
+    with_index,
+)
 
 I32 = npt.NDArray[np.int32]
 Implementation = Literal["cuda", "triton"]
@@ -109,8 +119,10 @@ class SharedPrefixAttention:
         self._device = with_index(device)
         self._dtypes = [torch.float16, torch.bfloat16] + [torch.float32] * (implementation == "triton")
         self._planner = _core.AttentionPlanner()
+        sections = self.sections(max_requests, max_blocks, max_parts)
         if staging is None:
-            staging = Staging(self.sections(max_requests, max_blocks, max_parts), device)
+            staging = Staging(sections, device)
+        _check_staging(staging, sections, self._device)
         self._staging = staging
         self._part_output = torch.empty(max_parts, num_heads, head_dim, device=device)
         self._part_max_sum = torch.empty(max_parts, num_heads, 2, device=device)
@@ -133,6 +145,7 @@ class SharedPrefixAttention:
             return self._launch_triton, num_triton_workers(self._device)
         if self.head_dim not in (64, 128):
             raise ValueError(f"head_dim is {self.head_dim}, expected 64 or 128")
+        check_is_gpu(self._device)
         from .. import _kernels  # present only where nvcc was found
 
         self._kernels = _kernels
@@ -193,6 +206,7 @@ class SharedPrefixAttention:
         self._check_tables(block_tables, seq_lens)
         n, blocks = block_tables.shape
         num_rows = n if num_rows is None else num_rows
+        _check_whole("num_rows", num_rows)
         if not n <= num_rows <= self.max_requests:
             raise ValueError(f"num_rows is {num_rows}, expected {n} to {self.max_requests}")
         views = self._staging.host
@@ -229,6 +243,7 @@ class SharedPrefixAttention:
         The kernel launched just before may write the query and blocks of a single request, not a block that
         two requests share: those are read while it still runs."""
         self._check(query, key_cache, value_cache, output)
+        check_scale(scale)
         with made_current(self._device):
             self._launch(query, key_cache, value_cache, output, scale)
 
@@ -265,8 +280,6 @@ class SharedPrefixAttention:
     ) -> None:
         from .shared_prefix_triton import PlanTensors, shared_prefix_attention_triton
 
-        if not isinstance(scale, int | float) or not math.isfinite(scale):
-            raise ValueError(f"scale is {scale!r}, expected a finite number")
         tensors = self._staging.device
         plan = PlanTensors(
             num_entries=tensors["num_entries"],
@@ -300,11 +313,12 @@ class SharedPrefixAttention:
 
     def _check(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, output: Tensor) -> None:
         rows = (self.num_requests, self.num_heads, self.head_dim)
+        check_dtype("query", query, self._dtypes)
+        check_type("key_cache", key_cache, Tensor, "torch.Tensor")
         num_blocks = self.num_blocks
         if num_blocks is None:
             num_blocks = key_cache.shape[0] if key_cache.dim() else 0
         cache = (num_blocks, BLOCK_SIZE, self.num_kv_heads, self.head_dim)
-        check_dtype("query", query, self._dtypes)
         for name, tensor, shape in (
             ("query", query, rows),
             ("output", output, rows),
@@ -329,10 +343,17 @@ def _check_types(
         ("costs", costs, (PlanCosts, NoneType), "PlanCosts or None"),
         ("staging", staging, (Staging, NoneType), "Staging or None"),
     ):
-        if not isinstance(value, kinds):
-            raise TypeError(f"{name} is of type {type(value).__name__}, expected {expected}")
+        check_type(name, value, kinds, expected)
     for name, cost in ({} if costs is None else asdict(costs)).items():
         _check_whole(f"costs.{name}", cost)
+
+
+def _check_staging(staging: Staging, sections: dict[str, int], device: torch.device) -> None:
+    for name, size in sections.items():
+        if name not in staging.device:
+            raise ValueError(f"staging has no section {name!r}, expected one of {size} elements")
+        check_shape(f"staging section {name!r}", staging.device[name], (size,))
+        check_device(f"staging section {name!r}", staging.device[name], device)
 
 
 def _check_whole(name: str, value: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Real
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,19 @@ from torch import Tensor
 
 _AS_IT_IS = nullcontext()
 _ALIGNMENT = 16  # bytes that a kernel reads at once
+_LARGEST_SCALE = torch.finfo(torch.float32).max / 2
+
+
+def check_type(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+    """Raise TypeError unless ``value`` is of one of ``kinds``, which the message calls ``expected``."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} is of type {type(value).__name__}, expected {expected}")
+
+
+def check_scale(scale: object) -> None:
+    """Raise ValueError unless ``scale`` is a number that stays finite in float32 and base 2."""
+    if not isinstance(scale, Real) or not abs(float(scale)) <= _LARGEST_SCALE:
+        raise ValueError(f"scale is {scale!r}, expected a finite number")
 
 
 def with_index(device: torch.device | str) -> torch.device:
@@ -20,6 +34,12 @@ def with_index(device: torch.device | str) -> torch.device:
     if device.type != "cuda":
         return device
     return torch.empty(0, device=device).device  # asked of torch: its type says that there is always an index
+
+
+def check_is_gpu(device: torch.device) -> None:
+    """Raise ValueError unless ``device`` is a GPU."""
+    if device.type != "cuda":
+        raise ValueError(f"device is {device}, expected a CUDA GPU")
 
 
 def made_current(device: torch.device) -> AbstractContextManager[object]:
@@ -38,13 +58,15 @@ def fits(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: tor
         and tensor.device == device
         and tensor.is_contiguous()
         and tensor.data_ptr() % _ALIGNMENT == 0
+        and _has_memory(tensor)
     )
 
 
 def check_tensor(
     name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raise ValueError unless ``tensor`` fits, naming the axis and both values."""
+    """Raise ValueError that names the axis and both values unless ``tensor`` fits; TypeError for none."""
+    check_type(name, tensor, Tensor, "torch.Tensor")
     if fits(tensor, shape, dtype, device):
         return
     check_shape(name, tensor, shape)
@@ -53,17 +75,23 @@ def check_tensor(
     check_layout(name, tensor)
 
 
+def check_axes(name: str, tensor: Tensor, num_axes: int) -> None:
+    """Raise ValueError unless ``tensor`` has so many axes, TypeError for what is none."""
+    check_type(name, tensor, Tensor, "torch.Tensor")
+    if tensor.dim() != num_axes:
+        raise ValueError(f"{name} has {tensor.dim()} axes {tuple(tensor.shape)}, expected {num_axes}")
+
+
 def check_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
     """Raise ValueError unless ``tensor`` has ``shape``."""
-    if tensor.dim() != len(shape):
-        raise ValueError(f"{name} has {tensor.dim()} axes {tuple(tensor.shape)}, expected {len(shape)}")
+    check_axes(name, tensor, len(shape))
     for axis, (size, expected) in enumerate(zip(tensor.shape, shape, strict=True)):
         if size != expected:
             raise ValueError(f"{name} axis {axis} is {size}, expected {expected}")
 
 
 def check_layout(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless ``tensor`` is contiguous and begins at a multiple of 16 bytes."""
+    """Raise ValueError unless ``tensor`` is contiguous, begins at a multiple of 16 bytes and has memory."""
     expected = 1
     for axis in range(tensor.dim() - 1, -1, -1):
         if tensor.stride(axis) != expected and tensor.shape[axis] > 1:
@@ -72,10 +100,18 @@ def check_layout(name: str, tensor: Tensor) -> None:
     if tensor.data_ptr() % _ALIGNMENT:
         offset = tensor.data_ptr() % _ALIGNMENT
         raise ValueError(f"{name} begins {offset} bytes past a multiple of {_ALIGNMENT}, expected 0")
+    if not _has_memory(tensor):
+        raise ValueError(f"{name} has a storage of 0 bytes, expected {tensor.nbytes}")
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """False for one whose storage was taken from it."""
+    return tensor.data_ptr() != 0 or tensor.numel() == 0
 
 
 def check_dtype(name: str, tensor: Tensor, expected: Sequence[torch.dtype]) -> None:
-    """Raise ValueError unless ``tensor`` has one of the dtypes ``expected``."""
+    """Raise ValueError unless ``tensor`` has one of the dtypes ``expected``, TypeError for what is none."""
+    check_type(name, tensor, Tensor, "torch.Tensor")
     if tensor.dtype not in expected:
         raise ValueError(f"{name} is {tensor.dtype}, expected {' or '.join(map(str, expected))}")
 
@@ -87,7 +123,9 @@ def check_device(name: str, tensor: Tensor, expected: torch.device) -> None:
 
 
 def check_int32(name: str, array: npt.NDArray[np.int32], num_axes: int) -> None:
-    """Raise ValueError unless ``array`` is a contiguous numpy array of int32 with ``num_axes`` axes."""
+    """Raise ValueError unless ``array`` is a contiguous array of int32 with ``num_axes`` axes, TypeError
+    unless it is one of numpy's."""
+    check_type(name, array, np.ndarray, "numpy.ndarray")
     if array.dtype != np.int32:
         raise ValueError(f"{name} is {array.dtype}, expected int32")
     if array.ndim != num_axes:
