@@ -151,6 +151,43 @@ def test_a_missing_tensor_is_named(tiny_model: Path, tmp_path: Path) -> None:
         convert(path, tmp_path / "out")
 
 
+def test_a_number_that_does_not_fit_the_tensors_names_the_file(tiny_model: Path, tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "whole.gguf", tiny_model)
+    fields = gguf.GGUFReader(whole).fields
+    path = tmp_path / "changed.gguf"
+    for number, (name, value) in enumerate(
+        [
+            ("attention.head_count", 0),
+            ("attention.head_count", 3),
+            ("attention.head_count_kv", 0),
+            ("block_count", 2**32 - 1),
+        ]
+    ):
+        content = np.fromfile(whole, np.uint8)
+        field = fields[f"llama.{name}"]
+        at = field.offset + sum(part.nbytes for part in field.parts[: field.data[0]])
+        content[at : at + 4] = np.frombuffer(value.to_bytes(4, "little"), np.uint8)
+        path.write_bytes(content.tobytes())
+        with pytest.raises(ModelFileError, match=r"changed\.gguf"):
+            convert(path, tmp_path / f"out-{number}")
+
+
+@pytest.mark.parametrize("text", ["smollm", "pieces"])
+def test_text_that_is_damaged_names_the_file(tiny_model: Path, tmp_path: Path, text: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf", tiny_model)
+    content = path.read_bytes()
+    if text == "pieces":  # a merge of pieces that are no tokens
+        first = json.loads((tiny_model / "tokenizer.json").read_text())["model"]["merges"][0]
+        old, new = " ".join(first).encode(), b"\xc2\xa1" * 1
+        assert content.count(old) > 0
+        content = content.replace(old, new.ljust(len(old), b"~"), 1)
+    else:
+        content = content.replace(text.encode(), b"\xff" * len(text), 1)
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=r"m\.gguf"):
+        convert(path, tmp_path / "out")
+
+
 @pytest.mark.model
 def test_smollm2_knows_the_capital_of_france(smollm2_dir: Path) -> None:
     """Rows of q and k in the wrong order would leave shapes right and the text meaningless."""

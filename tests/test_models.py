@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -173,6 +175,36 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelFileError, match=r"two\.safetensors"):
         resolve_model(str(directory))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        '{"weight_map": {"a": 5}}',
+        '{"weight_map": {"a": "x", "b": 5}}',
+        '{"weight_map": {"a": ""}}',
+        "[" * 100_000,
+        None,
+    ],
+)
+def test_an_index_that_names_no_files_is_named(tmp_path: Path, index: str | None) -> None:
+    directory = write_tiny_model(tmp_path / "model")
+    path = directory / "model.safetensors.index.json"
+    if index is None:
+        path.mkdir()
+    else:
+        path.write_text(index)
+    with pytest.raises(ModelFileError, match=str(directory)):
+        resolve_model(str(directory))
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_weights_that_are_no_file_are_named(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = write_tiny_model(tmp_path / "model") / "model.safetensors"
+    path.unlink()
+    make(path)
+    with pytest.raises(ModelFileError, match=r"model\.safetensors is no file"):
+        resolve_model(str(path.parent))
 
 
 def test_a_missing_package_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

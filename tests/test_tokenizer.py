@@ -29,6 +29,12 @@ def test_reads_what_the_directory_says(chatml: Path) -> None:
     assert tokenizer.chat_template == CHATML
 
 
+@pytest.mark.parametrize("value", [{}, [[1]], {"a": 1}, "two", [None]])
+def test_an_end_that_is_no_id_is_left_out(chatml: Path, value: object) -> None:
+    (chatml / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    assert Tokenizer.load(chatml).eos_ids == {2}
+
+
 def test_text_comes_back_and_control_tokens_do_not(chatml: Path) -> None:
     tokenizer = Tokenizer.load(chatml)
     ids = tokenizer.encode("Grüße, 你好 😀")

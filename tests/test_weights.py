@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,16 @@ from parrot.kernels.torch_ops import TorchOps
 from tiny_models import write_family, write_tiny_model
 
 OPS = TorchOps(DecoderShape(4, 2, 16, 1e-5, torch.empty(8)), torch.float32)
+
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8,
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+    "original_max_position_embeddings": 32,
+}
 
 
 def load(directory: Path) -> None:
@@ -118,12 +129,46 @@ def test_a_truncated_file_is_named(directory: Path) -> None:
         ("num_key_value_heads", 3),
         ("hidden_size", "wide"),
         ("quantization_config", {"quant_method": "fp8"}),
+        *((name, value) for name in SIZES for value in (0, -1, 2**31, inf)),
+        ("max_position_embeddings", 0),
+        ("head_dim", -2),
+        ("num_key_value_heads", -2),
+        *(("rms_norm_eps", value) for value in (-1.0, inf, nan)),
+        *(("rope_theta", value) for value in (-1.0, inf, nan)),
+        *(("rope_scaling", {"type": "linear", "factor": value}) for value in (0, -1, inf, nan)),
+        *(("rope_scaling", {**LLAMA3_ROPE, name: 0}) for name in LLAMA3_ROPE if name != "rope_type"),
+        ("rope_scaling", {**LLAMA3_ROPE, "low_freq_factor": 4}),
     ],
 )
 def test_what_the_decoder_cannot_run_is_refused(directory: Path, field: str, value: object) -> None:
     change_config(directory, **{field: value})
     with pytest.raises(ModelFileError, match=r"config\.json"):
         ModelConfig.load(directory)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"vocab_size": 1e999}', "5", "\udcff"])
+def test_a_configuration_that_cannot_be_read_is_named(directory: Path, text: str) -> None:
+    (directory / "config.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(ModelFileError, match=r"config\.json"):
+        ModelConfig.load(directory)
+
+
+def test_tensors_may_begin_anywhere_in_their_file(tiny_model: Path, directory: Path) -> None:
+    """The format pads no header; the writer that everybody uses does."""
+    path = directory / "model.safetensors"
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = content[8:end].rstrip() + b" "
+    header += b" " * (len(header) % 2 == 0)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
+    assert (8 + len(header)) % 4, "tensors of float32 are not aligned"
+    ids = torch.arange(20).tolist()
+    logits = []
+    for source in (tiny_model, directory):
+        runner = PagedRunner(DecoderModel.load(source, torch.float32, "cpu", "native"), num_blocks=4)
+        runner.step((sequence := PagedSequence(), ids))
+        logits.append(sequence.logits[-1])
+    assert torch.equal(*logits)
 
 
 def test_a_missing_field_is_named(directory: Path) -> None:

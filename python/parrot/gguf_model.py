@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from .errors import ModelFileError
+from .errors import ModelFileError, ParrotError
 from .tokenizer.from_gguf import tokenizer_files
 
 Progress = Callable[[str, float], None]  # (what is being done, fraction done in [0, 1])
@@ -57,6 +57,15 @@ def convert_gguf(path: Path, directory: Path, progress: Progress) -> None:
 
     Raises :class:`ModelFileError` naming the file and the fix if it is damaged or of another architecture.
     """
+    try:
+        _convert(path, directory, progress)
+    except (ParrotError, OSError, MemoryError):
+        raise
+    except Exception as error:  # what reads numbers, and the binding of tokenizers, raise whatever they do
+        raise ModelFileError(f"{path} is damaged ({error}); download or install it again") from error
+
+
+def _convert(path: Path, directory: Path, progress: Progress) -> None:
     reader = _open(path)
     source = _Source(path, reader)
     if source.architecture not in _ARCHITECTURES:
@@ -221,11 +230,12 @@ def _unpermute(weight: Array, num_heads: int) -> Array:
 
 
 def _check_complete(source: _Source, tensors: dict[str, Array], config: dict[str, object]) -> None:
-    expected = ["model.embed_tokens.weight", "model.norm.weight"]
-    for layer in range(cast("int", config["num_hidden_layers"])):
-        expected += [f"model.layers.{layer}.{name}" for name in _layer_names(source.architecture).values()]
-    missing = [name for name in expected if name not in tensors]
-    if missing:
-        raise ModelFileError(
-            f"{source.path} lacks {len(missing)} tensors ({missing[0]} ...); download it again"
-        )
+    for name in _expected_names(source.architecture, cast("int", config["num_hidden_layers"])):
+        if name not in tensors:  # the first one ends it: a damaged file may promise any number of layers
+            raise ModelFileError(f"{source.path} lacks the tensor {name}; download it again")
+
+
+def _expected_names(architecture: str, num_layers: int) -> Iterator[str]:
+    yield from ("model.embed_tokens.weight", "model.norm.weight")
+    for layer in range(num_layers):
+        yield from (f"model.layers.{layer}.{name}" for name in _layer_names(architecture).values())

@@ -114,13 +114,15 @@ def weight_files(directory: Path) -> list[Path]:
         return [directory / "model.safetensors"]
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return [directory / name for name in sorted(names)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFileError(f"{index} is not an index of tensors ({error!r}); download it again") from None
-    return [directory / name for name in sorted(names)]
 
 
 def _check_safetensors(path: Path) -> None:
     """Compare the size of the file with what its header promises."""
+    if path.exists() and not path.is_file():
+        raise ModelFileError(f"{path} is no file; download the model again")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -129,7 +131,7 @@ def _check_safetensors(path: Path) -> None:
         ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
     except FileNotFoundError:
         raise ModelFileError(f"{path} is missing; download the model again") from None
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise ModelFileError(f"{path} is not a safetensors file ({error!r}); download it again") from None
     expected = 8 + header_size + max(ends, default=0)
     if size != expected:

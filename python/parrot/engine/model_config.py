@@ -20,6 +20,8 @@ from ..errors import ModelFileError
 from ..kernels.ops import Mlp, NormKind
 
 JsonObject = Mapping[str, Any]
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
+_SIZES += ("head_dim", "max_positions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,17 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.factor < math.inf:
+            raise ValueError(f"the factor of rope scaling, {self.factor}, is not positive and finite")
+        if not 0.0 < self.low_freq_factor < self.high_freq_factor < math.inf:
+            raise ValueError(
+                f"low_freq_factor = {self.low_freq_factor} is not positive and below "
+                f"high_freq_factor = {self.high_freq_factor}"
+            )
+        if self.original_max_positions < 1:
+            raise ValueError(f"original_max_position_embeddings = {self.original_max_positions} is below 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +81,17 @@ class ModelConfig:
             raise ModelFileError(f"{path} is missing; download the model again") from None
         except KeyError as error:
             raise ModelFileError(f"{path} lacks the field {error}; download it again") from None
-        except (ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ModelFileError(f"{path} is malformed ({error}); download it again") from None
 
     def __post_init__(self) -> None:
+        for name in _SIZES:
+            if not 1 <= getattr(self, name) < 2**31:
+                raise ValueError(f"{name} = {getattr(self, name)} is outside [1, 2**31)")
+        if not 0.0 <= self.norm_eps < math.inf:
+            raise ValueError(f"norm_eps = {self.norm_eps} is negative or not finite")
+        if self.rope_theta is not None and not 0.0 < self.rope_theta < math.inf:
+            raise ValueError(f"rope_theta = {self.rope_theta} is not positive and finite")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly")
         if self.head_dim % 2:

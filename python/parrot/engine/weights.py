@@ -202,6 +202,8 @@ class _TensorFiles(AbstractContextManager[TensorSource]):
             )
         if tensor.dtype not in _DTYPES:
             raise ModelFileError(f"{path}: tensor {name!r} is {tensor.dtype}; quantised weights are not read")
+        if tensor.data_ptr() % tensor.itemsize:
+            tensor = tensor.clone()  # the header of a file may end anywhere, and tensors lie behind it
         return tensor.to(device=self._device, dtype=self._dtype)
 
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import tokenizers
@@ -27,7 +26,7 @@ def read_json(path: Path, *, optional: bool = False) -> JsonObject:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelFileError(f"{path} is missing; download or convert the model again") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(
             f"{path} cannot be read ({error}); download or convert the model again"
         ) from None
@@ -143,10 +142,10 @@ def _adds_bos(backend: tokenizers.Tokenizer, config: JsonObject, bos_id: int) ->
 def _eos_ids(
     directory: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]
 ) -> frozenset[int]:
-    found = {_token_id(backend, special_tokens.get("eos_token"))}
+    found: list[object] = [_token_id(backend, special_tokens.get("eos_token"))]
     for name in ("generation_config.json", "config.json"):
         value = read_json(directory / name, optional=True).get("eos_token_id")
-        found.update(cast("list[int]", value) if isinstance(value, list) else [cast("int | None", value)])
+        found += value if isinstance(value, list) else [value]
     return frozenset(token for token in found if isinstance(token, int))
 
 
