@@ -50,6 +50,15 @@ def test_a_filled_prefix_is_found_by_the_call_that_begins_with_it(
     assert harness.generate(prefix + rest, domain=2).fills[0].cached_tokens == 0
 
 
+def test_one_without_ids_is_refused_and_no_other_call_with_it(model: tuple[DecoderModel, Tokenizer]) -> None:
+    harness = Harness(*model)
+    call, early = harness.submit(prompt(1, 20)), fill(harness, [])
+    result, refused = harness.run(call, early)
+    assert result.error is None
+    assert refused.error is not None
+    assert refused.error.message == f"early fill {early} has no ids"
+
+
 def test_calls_go_first_and_share_what_is_there_of_an_unfinished_prefix(
     model: tuple[DecoderModel, Tokenizer],
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from engine_harness import Harness, MakeHarness, Oracle, Result, greedy_oracle, load, prompt_of
 from parrot.engine.model import DecoderModel
 from parrot.tokenizer.tokenizer import Tokenizer
-from parrot.wire import Sampling
+from parrot.wire import Grammar, Sampling
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,21 @@ def make(loaded: tuple[DecoderModel, Tokenizer]) -> MakeHarness:
 @pytest.fixture(scope="module")
 def oracle(tiny_model: Path) -> Oracle:
     return greedy_oracle(tiny_model)
+
+
+@pytest.mark.parametrize("grammar", [None, Grammar("regex", "[a-z]{9}")])
+def test_ends_that_are_no_ids_of_the_model_harm_no_call(
+    loaded: tuple[DecoderModel, Tokenizer], grammar: Grammar | None
+) -> None:
+    """Files name such ids: of a larger tokenizer, or -1 for none."""
+    model, tokenizer = loaded
+    odd = dataclasses.replace(tokenizer, eos_ids=tokenizer.eos_ids | {-1, 512, 100_000, 2**40})
+    options: dict[str, object] = {"max_tokens": 12, "ignore_eos": False, "grammar": grammar}
+    if grammar is None:
+        options["min_tokens"] = 12
+    results = [Harness(model, t).generate(prompt_of(20, seed=4), **options) for t in (odd, tokenizer)]
+    assert results[0].error is None
+    assert results[0].ids == results[1].ids
 
 
 def test_end_of_sequence_ends_the_output_and_stays_out_of_the_context(

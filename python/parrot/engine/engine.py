@@ -66,9 +66,9 @@ class Engine:
         self.tree = ContextTree(runner.num_blocks, BLOCK_SIZE)
         self._runner = runner
         self._tokenizer = tokenizer
+        self._eos_ids = tokenizer.ends_below(runner.vocab_size)
         self._encoder = PromptEncoder(tokenizer, cache_bytes=0)  # calls of many tenants use it
-        self.max_batch_size = max_batch_size
-        self.max_batch_tokens = max_batch_tokens
+        self.max_batch_size, self.max_batch_tokens = max_batch_size, max_batch_tokens
         self._clock = clock  # microseconds
         self._cost_model = cost_model  # what steps are compared with
         self._live_cost = live_cost  # which keeps it fresh
@@ -116,7 +116,7 @@ class Engine:
 
     def _enter(self, call: EngineCall) -> None:
         """The call can run as soon as there is room."""
-        self.free_contexts(call.advance(self._tokenizer.decode, self._tokenizer.eos_ids))
+        self.free_contexts(call.advance(self._tokenizer.decode, self._eos_ids))
         call.check_not_empty()
         self._waiting.add(call)
 
@@ -278,7 +278,7 @@ class Engine:
         """Reply to a Generate and enter the next verbs; the context is cut to the ids that stay."""
         num_computed = call.num_computed
         self._replies.append(call.finish_output(output, reason, self._encode_rest, self._clock()))
-        self.free_contexts(call.advance(self._tokenizer.decode, self._tokenizer.eos_ids))
+        self.free_contexts(call.advance(self._tokenizer.decode, self._eos_ids))
         if call.num_computed < num_computed:
             self.tree.truncate(call.context_id, call.num_computed)
         try:

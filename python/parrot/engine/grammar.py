@@ -152,7 +152,7 @@ class Grammars:
         """None where the tokenizer cannot do it; one that fails unforeseen says so in the log, once."""
         with self._native_lock:
             if self._native is None and self._is_possible:
-                eos_ids = sorted(self._tokenizer.eos_ids)
+                eos_ids = sorted(self._tokenizer.ends_below(self._vocab_size))
                 try:
                     self._native = LLTokenizer(
                         self._tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=eos_ids or None

@@ -26,7 +26,7 @@ class MadeUpText:
             ends = tokenizer.eos_ids | {tokenizer.bos_id}
             words = sorted(i for i in vocab.values() if i not in ends and _is_text(tokenizer.decode([i])))
         self._words = np.array(words, dtype=np.int32)
-        self._eos_id = min(tokenizer.eos_ids, default=None)
+        self._eos_id = min(tokenizer.ends_below(tokenizer.vocab_size), default=None)
 
     def output(self, context: Ids, sampling: Sampling) -> Ids:
         """All ids of the output behind ``context`` (int32 [n]): the most it may have, unless it may end by

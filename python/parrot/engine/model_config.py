@@ -20,8 +20,10 @@ from ..errors import ModelFileError
 from ..kernels.ops import Mlp, NormKind
 
 JsonObject = Mapping[str, Any]
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
-_SIZES += ("head_dim", "max_positions")
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_layers"),
+    *("num_heads", "num_kv_heads", "head_dim", "max_positions"),
+)
 
 
 @dataclass(frozen=True, slots=True)

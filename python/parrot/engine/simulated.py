@@ -77,7 +77,9 @@ class SimulatedRunner:
         if self._bias is None:
             self._bias = torch.zeros(self.vocab_size)
             ends = [self._tokenizer.backend.token_to_id(token) for token in _CLOSERS]
-            self._bias[[*self._tokenizer.eos_ids, *(end for end in ends if end is not None)]] = 2.0
+            self._bias[
+                [*self._tokenizer.ends_below(self.vocab_size), *(end for end in ends if end is not None)]
+            ] = 2.0
         return self._bias
 
 

@@ -96,6 +96,10 @@ class Tokenizer:
         states = [part.__getstate__() for part in parts if part is not None]
         return any(kind in state for state in states for kind in (b"ByteLevel", b"ByteFallback"))
 
+    def ends_below(self, vocab_size: int) -> frozenset[int]:
+        """The ids that end an output of a model with so many; its files may name others besides."""
+        return frozenset(token for token in self.eos_ids if 0 <= token < vocab_size)
+
     def encode(self, text: str) -> Ids:
         """Ids of one run of literal text: no BOS, and control strings in it stay text. int32 [n]."""
         return np.array(self.literal.encode(text, add_special_tokens=False).ids, dtype=np.int32)
