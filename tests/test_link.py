@@ -87,6 +87,15 @@ def test_frames_reach_the_loop_in_order_and_bad_ones_are_counted(router: zmq.Soc
     link.close("done")
 
 
+def test_an_engine_that_is_refused_says_why_and_fails(router: zmq.Socket[bytes]) -> None:
+    link = link_to(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    identity, _ = receive(router)
+    router.send_multipart([identity, wire.encode(wire.Shutdown("its model is another"))])
+    stop = link.events.get(timeout=60)
+    assert stop == Stop("the manager refuses it: its model is another", 4)
+    link.close("done")
+
+
 def test_the_processor_is_given_away_as_soon_as_a_reply_has_left_and_the_link_receives_meanwhile(
     router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

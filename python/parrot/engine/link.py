@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 REGISTER_EVERY_S = 1.0
 STOP_GRACE_S = 8.0  # from a request to stop to the end of the process, whatever the loop does
 EXIT_MANAGER_SILENT = 3
+EXIT_REFUSED = 4
 _GOODBYE_LINGER_MS = 500
 _POLL_S = 0.25
 _KEYS = "keys of one side alone, or of an engine that it does not admit, end like this (--curve-keys)"
@@ -271,7 +272,9 @@ class Link:
             self._ping(message)
             return
         self._num_received += 1
-        if isinstance(message, wire.Shutdown):
+        if isinstance(message, wire.Shutdown) and message.refusal:
+            self.stop(f"the manager refuses it: {message.refusal}", EXIT_REFUSED)
+        elif isinstance(message, wire.Shutdown):
             self.stop("the manager asked for it")
         elif isinstance(message, wire.Resend):
             self._send_again(message.sequence)

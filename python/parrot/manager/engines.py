@@ -324,7 +324,7 @@ class EngineRegistry:
             if len(self._refused) >= _MAX_INVITED:
                 self._refused.clear()
             self._refused.add(message.epoch)
-        self._outbox.put(identity, wire.Shutdown())
+        self._outbox.put(identity, wire.Shutdown(why))
 
     def _refusal(self, message: wire.Register) -> str | None:
         if message.protocol_version != wire.PROTOCOL_VERSION:

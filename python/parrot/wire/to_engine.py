@@ -135,7 +135,9 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """End after the current step."""
+    """End after the current step. ``refusal``: why the manager does not take the engine, if that is so."""
+
+    refusal: str = ""
 
 
 ToEngine = Dispatch | Abort | FreeContexts | ContextUses | ReportContexts | Resend | Ping | Shutdown
