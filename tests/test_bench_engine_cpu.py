@@ -86,3 +86,16 @@ def test_an_arm_that_ends_is_named_with_its_last_words(stub: Arm, tmp_path: Path
     with pytest.raises(RuntimeError, match=r"parrot ended:\n.*no prompts"):
         process.ask({"prompts": [], "max_tokens": 1})
     process.close()
+
+
+def test_a_peer_that_its_interpreter_does_not_have_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEER", sys.executable)
+    assert engine_cpu._interpreter("PEER", "json") == sys.executable
+    assert engine_cpu._interpreter("PEER", "no_such_module") is None
+    monkeypatch.setenv("PEER", "/nowhere/python")
+    assert engine_cpu._interpreter("PEER", "json") is None
+    monkeypatch.setenv("PEER", "")
+    assert engine_cpu._interpreter("PEER", "json", sys.executable) is None
+    monkeypatch.delenv("PEER")
+    assert engine_cpu._interpreter("PEER", "json") is None
+    assert engine_cpu._interpreter("PEER", "json", sys.executable) == sys.executable

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from bench import gpus
 
 from parrot.dummy_model import write_dummy_model
@@ -29,3 +31,13 @@ def test_the_arms_are_one_gpu_all_and_all_without_placement_by_prefix() -> None:
     assert blind.engines == several.engines
     assert blind.off
     assert [arm.num_engines for arm in gpus.arms(0)] == [1, 2, 2]
+
+
+def test_the_totals_wait_for_an_engine_that_has_not_said_anything_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("prefill_tokens", "cached_tokens", "decode_tokens", "shared_decodes", "preemptions")
+    told: dict[str, Any] = {"stats": dict.fromkeys(names, 3)}
+    answers = iter([[told, {"stats": {}}], [told, told]])
+    monkeypatch.setattr(gpus, "_engines", lambda _: next(answers))
+    assert gpus._totals("http://127.0.0.1:1") == dict.fromkeys(names, 6)
