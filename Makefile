@@ -80,7 +80,8 @@ mutants: $(STAMPS)/sanitize $(STAMPS)/dev ## every fault that can be switched on
 	$(call timed,mutants,$(ASAN) $(PY) tests/mutants.py build/asan/_core*.so)
 
 bench: $(STAMPS)/model $(STAMPS)/build $(STAMPS)/dev ## the quick form of every CPU benchmark
-	@for name in $(CPU_BENCHMARKS); do $(PY) -m bench $$name --quick; done
+	@failed=; for name in $(CPU_BENCHMARKS); do $(PY) -m bench $$name --quick || failed="$$failed $$name"; done; \
+	[ -z "$$failed" ] || { echo "checks failed in:$$failed" >&2; exit 1; }
 
 gpu-check: $(STAMPS)/model $(STAMPS)/build $(STAMPS)/dev ## every test and quick benchmark that needs a GPU; results in OUT (out/gpu)
 	@$(PY) tests/gpu_check.py $(or $(OUT),out/gpu)

@@ -1,6 +1,7 @@
 """The one driver: ``python -m bench NAME [--quick] [--json FILE]``.
 
-Each benchmark prints a table; the last line is ``RESULT {json}``. Exit code 1: a check failed.
+Each benchmark prints a table; the last line is ``RESULT {json}``, but on a terminal. Exit code 1 says that a
+check failed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from parrot.engine.process import set_passive_waits
 
 from .machine import describe_machine
+from .timing import print_result
 
 # name -> (module, what it measures). A module has run(quick) -> what was measured; with checks, also "ok".
 BENCHMARKS: dict[str, tuple[str, str]] = {
@@ -77,7 +79,7 @@ def main() -> None:
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"RESULT {json.dumps(result)}")
+    print_result(result)
     sys.exit(0 if measured.get("ok", True) else 1)
 
 

@@ -19,9 +19,6 @@ from types import ModuleType
 from typing import Any
 
 import httpx
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 import parrot as P
 from parrot.cli.measure import Run, engine_views, run_parrot, run_twin, start_service, warm_up
@@ -30,6 +27,7 @@ from parrot.config import DEFAULT_MODEL
 from parrot.models import resolve_model
 
 from .splits import NEAR_TIE, Message, top2_gap
+from .timing import of_repeats, print_table, show, spread
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import chain_summary
@@ -182,27 +180,24 @@ def _judge(workload: Workload, measured: Measured) -> dict[str, Any]:
 
 
 def _print_table(results: list[dict[str, Any]]) -> None:
-    title = f"seconds, median (least to most) of {results[0]['runs']}; {RTT_S * 1000:.0f} ms round trip"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    for column in ("workload", "Parrot", "twin", "at most", "idle %", "texts", "splits", "checks"):
-        table.add_column(column, no_wrap=True)
+    title = f"seconds, {of_repeats(results[0]['runs'])}; {RTT_S * 1000:.0f} ms round trip"
+    rows = []
     for result in results:
         failed = [name for name, held in result["checks"].items() if not held]
-        table.add_row(
-            result["workload"],
-            _spread(result["parrot_s"]),
-            _spread(result["twin_s"]),
-            f"{result['bound_s']:.2f}",
-            f"{100 * statistics.median(result['idle_share']):.2f}",
-            str(result["texts_compared"]),
-            str(result["splits"]),
-            f"failed: {', '.join(failed)}" if failed else "ok",
+        rows.append(
+            [
+                result["workload"],
+                show(spread(result["parrot_s"])),
+                show(spread(result["twin_s"])),
+                f"{result['bound_s']:.2f}",
+                f"{100 * statistics.median(result['idle_share']):.2f}",
+                str(result["texts_compared"]),
+                str(result["splits"]),
+                f"failed: {', '.join(failed)}" if failed else "ok",
+            ]
         )
-    Console(width=130).print(table)
-
-
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+    columns = ("workload", "Parrot", "twin", "at most", "idle %", "texts", "splits", "checks")
+    print_table(title, columns, rows)
 
 
 def _busy_us(url: str) -> int:

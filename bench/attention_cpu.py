@@ -190,10 +190,17 @@ def _ratio(row: dict[str, Any], other: str) -> str:
     return f"{us[other]['median'] / us['native']['median']:.2f}x" if other in us else "-"
 
 
+def _peaks(gflops: dict[str, float]) -> str:
+    return ", ".join(
+        f"{figure:.0f} GFLOP/s on {count} thread{'s' * (count != '1')}" for count, figure in gflops.items()
+    )
+
+
 def _print(results: dict[str, Any]) -> None:
     print_table(
-        f"decode, one layer, {results['isa']}: GB/s of K and V read once, share of plain reading",
-        ["requests x tokens", "threads", "us", "GB/s", "reading", "share", "torch takes", "per request"],
+        f"decode, one layer, {results['isa']}, requests x tokens: GB/s of K and V read once, of plain "
+        "reading, and the share; how many times as long torch takes, and attention per request",
+        ["batch", "threads", "us", "GB/s", "plain", "share", "torch", "per req."],
         [
             (
                 *(row["row"], str(row["threads"]), show(row["us"]["native"], 0), f"{row['gb_per_s']:.1f}"),
@@ -204,7 +211,7 @@ def _print(results: dict[str, Any]) -> None:
         ],
     )
     print_table(
-        f"prefill, one layer; torch's fp32 matmul reaches {results['matmul_gflops']} GFLOP/s by threads",
+        f"prefill, one layer; torch's fp32 matmul reaches {_peaks(results['matmul_gflops'])}",
         ["tokens", "threads", "us", "GFLOP/s", "of matmul", "torch takes"],
         [
             (

@@ -15,7 +15,17 @@ import numpy as np
 from parrot._core import AttentionPlanner, ContextTree
 
 from .context_builder import BLOCK, Builder, Ids
-from .timing import Spread, latencies, print_table, resident_growth, show, show_latency, spread, time_calls
+from .timing import (
+    Spread,
+    latencies,
+    of_repeats,
+    print_table,
+    resident_growth,
+    show,
+    show_latency,
+    spread,
+    time_calls,
+)
 
 PROMPT = 6_000  # tokens of the shared prefix
 OWN = 400  # tokens that a context adds to it, or has alone in the cache that is too small
@@ -57,7 +67,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
     }
     churn = _churn(sizes)
     print_table(
-        f"one event, its Python call included; median (least to most) of {sizes.repeats}",
+        f"one event, its Python call included; {of_repeats(sizes.repeats)}",
         ("", "p50 us", "p99 us"),
         [(name, *show_latency(figure)) for name, figure in events.items()],
     )
@@ -68,7 +78,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
         (f"blocks/s evicted, {many}", show(churn["evicted_per_s"], 0)),
         ("bytes per cached token", show(memory)),
     ]
-    print_table("Python calls per batch or turn included", ("", "median (least to most)"), rates)
+    print_table(f"Python calls per batch or turn included; {of_repeats(sizes.repeats)}", ("", ""), rates)
     return {"extends_per_s": extends, "events": events, "churn": churn, "bytes_per_token": memory}
 
 

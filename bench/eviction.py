@@ -21,7 +21,7 @@ from parrot.manager.prompt_trie import NO_USE, NextUse, PromptTrie
 
 from .context_builder import BLOCK, Builder, Ids
 from .multi_agent import AgentCall, Event, Layout, Schedule, application
-from .timing import Spread, print_table, show, spread
+from .timing import Spread, of_repeats, print_table, show, spread
 
 Policy = Literal["lru", "graph", "optimum"]
 POLICIES: tuple[Policy, ...] = ("lru", "graph", "optimum")
@@ -99,8 +99,7 @@ def _print(layout: Layout, rows: Iterable[dict[str, Any]], sizes: Sizes) -> None
             shown: list[Spread] = [figures[policy] for policy in POLICIES]
             cells.append((str(row["files"]), part, *(show(figure, 0) for figure in shown), saved))
     print_table(
-        f"{layout}: missed tokens of {sizes.num_applications} applications, median (least to most) of "
-        f"{sizes.seeds} traces",
+        f"{layout}: missed tokens of {sizes.num_applications} applications; {of_repeats(sizes.seeds)}",
         ("files", "of the cache", "LRU", "graph", "optimum", "saved"),
         cells,
     )

@@ -34,6 +34,7 @@ from .kernel_arms import (
 from .kernel_planning import measure_planning
 from .kernel_report import show_measurement, show_planning, summarize
 from .kernel_rows import Problem, Row, all_rows, plan_costs
+from .timing import print_result
 
 # Rows of ours and its twin; then what is measured on all of these rows.
 PARTS = ("grid", "groups", "deep", "balance", "peers", "planning")
@@ -188,7 +189,8 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line; the last line is ``RESULT`` and JSON. Exit code 1 where an arm of ours was not run."""
+    """Command line; the last line is ``RESULT`` and JSON, but on a terminal. Exit code 1 where an arm of
+    ours was not run."""
     options = _options(argv)
     rows = [row for row in all_rows() if not options.row or row.name in options.row]
     if options.once:
@@ -201,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
             options.json.write_text(json.dumps(result, indent=1) + "\n")
 
     result = run(options.quick, options.only, rows=rows, save=save)
-    print("RESULT", json.dumps(result))
+    print_result(result)
     return 1 if result["not_run"] else 0
 
 

@@ -23,7 +23,7 @@ from .service_load import (
     simulated_service,
 )
 from .timed_engine import TimedEngine
-from .timing import percentile_us, print_table, show, spread
+from .timing import of_repeats, percentile_us, print_table, show, spread
 
 CHAIN = 20
 BATCH = 64
@@ -60,8 +60,8 @@ def _hops(sizes: Sizes) -> list[dict[str, Any]]:
         asyncio.run(_chains(manager, 2, 2))
         rows = [_hop_row(manager, engine, number, sizes) for number in (1, sizes.num_sessions)]
     print_table(
-        f"producer's reply to consumer's dispatch, ms; median (least to most) of {sizes.hop_repeats}",
-        ("sessions", "p50", "p99", "manager us per call"),
+        f"producer's reply to consumer's dispatch, ms; {of_repeats(sizes.hop_repeats)}",
+        ("sessions", "p50", "p99", "CPU us a call"),
         [
             (f"{row['sessions']}", show(row["p50_ms"]), show(row["p99_ms"]), show(row["cpu_us_per_call"], 0))
             for row in rows

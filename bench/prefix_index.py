@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .native import build_driver, run_driver
-from .timing import Spread, print_table, show, spread
+from .timing import Spread, of_repeats, print_table, show, spread, thousands
 
 DRIVER = "prefix_index_bench"
 
@@ -84,12 +84,12 @@ def _latency(figures: dict[str, Spread]) -> tuple[str, str, str]:
 
 def _print_lookups(rows: dict[int, dict[str, Any]], sizes: Sizes) -> None:
     print_table(
-        f"one key of 32 tokens per entry; us: p50, p99, max; medians of {sizes.repeats} runs (least to most)",
-        ("entries", "matches/s", "match us", "p99", "max", "insert us", "p99", "max", "B/entry"),
+        f"one key of 32 tokens per entry; us: p50, p99, max; {of_repeats(sizes.repeats)}",
+        ("entries", "k matches/s", "match", "p99", "max", "insert", "p99", "max", "B/entry"),
         [
             (
                 f"{count:,}",
-                show(row["matches_per_s"], 0),
+                show(thousands(row["matches_per_s"]), 0),
                 *_latency(row["match"]),
                 *_latency(row["insert"]),
                 f"{row['resident_per_entry']['median']:,.0f}",
@@ -102,18 +102,7 @@ def _print_lookups(rows: dict[int, dict[str, Any]], sizes: Sizes) -> None:
 def _print_calls(rows: dict[int, dict[str, Any]]) -> None:
     print_table(
         "live calls of 200 tokens: longest known prefix and its newest owner; us: p50, p99, max",
-        (
-            "calls",
-            "index us",
-            "p99",
-            "max",
-            "radix tree us",
-            "p99",
-            "max",
-            "comparison us",
-            "B/call",
-            "tree B",
-        ),
+        ("calls", "index", "p99", "max", "radix tree", "p99", "max", "comparing", "B/call", "tree B"),
         [
             (
                 f"{count:,}",

@@ -41,7 +41,7 @@ WORKLOADS = (
     Workload("groups", groups=True),
     Workload("groups, prefixes", groups=True, prefixes=True),
 )
-TIGHT = Workload("alone, few tokens left", tight=True)
+TIGHT = Workload("tight", tight=True)
 
 
 class Driver:

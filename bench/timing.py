@@ -1,12 +1,15 @@
-"""What the benchmarks of the native core have in common: spreads, percentiles, resident memory, tables."""
+"""What benchmarks have in common: spreads, percentiles, resident memory, tables, the line of the result."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from time import perf_counter_ns
 
 from rich import box
@@ -14,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 Spread = dict[str, float]
+LINE = 80  # columns of a terminal: text is filled to them, and tables keep within them where they can
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -23,9 +27,25 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def show(figure: Spread, digits: int = 2) -> str:
-    """A spread as a cell of a table."""
+    """A spread as a cell of a table; of a single run, its figure alone."""
     median, least, most = (f"{figure[name]:,.{digits}f}" for name in ("median", "least", "most"))
-    return f"{median} ({least} to {most})"
+    return median if figure["least"] == figure["most"] else f"{median} ({least} to {most})"
+
+
+def thousands(figure: Spread) -> Spread:
+    """The same in thousands."""
+    return {name: value / 1000 for name, value in figure.items()}
+
+
+def of_repeats(count: int) -> str:
+    """What the cells of :func:`show` are, for the title of a table."""
+    return f"median (least to most) of {count}" if count > 1 else "a single run"
+
+
+def print_result(result: object) -> None:
+    """The last line, for programs: on a terminal it would be pages of JSON, so it is left out there."""
+    if not sys.stdout.isatty():
+        print(f"RESULT {json.dumps(result)}", flush=True)
 
 
 def time_calls(verb: Callable[..., object], arguments: Iterable[tuple[object, ...]]) -> list[int]:
@@ -69,8 +89,9 @@ def resident_growth(build: Callable[[], object], repeats: int) -> list[int]:
 
 
 def print_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], width: int = 130) -> None:
-    """Print ``rows``; every column but the first is right-aligned."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    """Print ``rows`` below their title; every column but the first is right-aligned."""
+    print(fill(title, LINE))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
         table.add_column(column, no_wrap=True, justify="right" if index else "left")
     for row in rows:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from bench import context_tree, eviction, prefix_index, scheduler, scheduler_native
 from bench.scheduler_load import TIGHT, WORKLOADS
-from bench.timing import percentile_us, spread
+from bench.timing import of_repeats, percentile_us, show, spread
 
 
 def test_the_context_tree_is_measured() -> None:
@@ -48,6 +49,23 @@ def test_the_scheduler_is_measured_under_every_workload() -> None:
         assert ("placed_group" in row["counters"]) == ("groups" in row["calls"])
 
 
+def test_a_target_of_the_scheduler_that_is_missed_fails_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def result(bytes_per_call: float, num_weighed: int) -> bool:
+        native = scheduler_native.Sizes((), (), (), (), 1, num_weighed, 1)
+        answer = {"calls": "alone", "bytes_per_queued_call": bytes_per_call}
+        monkeypatch.setattr(scheduler_native, "run_driver", lambda *_: answer)
+        return bool(scheduler.measure(scheduler.Sizes((), (), native, num_weighed=10, repeats=1))["ok"])
+
+    monkeypatch.setattr(scheduler_native, "build_driver", lambda _: None)
+    assert result(1000, 100_000)
+    assert not result(1100, 100_000)
+    assert "not judged at these sizes: placements/s" in capsys.readouterr().out
+    assert result(1100, 10_000), "so few calls are not judged by their memory"
+    assert "bytes per queued call: <= 1,024" in capsys.readouterr().out
+
+
 def test_graph_aware_eviction_misses_less_than_lru_and_no_less_than_the_optimum() -> None:
     result = eviction.measure(eviction.Sizes(files=(4,), parts=(0.5, 1.0), seeds=1))
     assert result["ok"]
@@ -61,3 +79,11 @@ def test_a_spread_is_median_and_extremes() -> None:
     assert spread([3, 1, 200.04]) == {"median": 3.0, "least": 1.0, "most": 200.0}
     times = list(range(1000, 101_000, 1000))
     assert (percentile_us(times, 50), percentile_us(times[::-1], 99)) == (50.0, 99.0)
+
+
+def test_a_single_run_has_no_range() -> None:
+    assert (show(spread([1.0, 2.0, 4.0]), 1), of_repeats(3)) == (
+        "2.0 (1.0 to 4.0)",
+        "median (least to most) of 3",
+    )
+    assert (show(spread([2.0]), 1), of_repeats(1)) == ("2.0", "a single run")
