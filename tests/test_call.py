@@ -68,10 +68,16 @@ def test_only_text_that_the_context_begins_with_is_public(verbs: tuple[Verb, ...
     assert refused.value.param == "public_len"
 
 
-@pytest.mark.parametrize("domain", [0, -1])
+@pytest.mark.parametrize("domain", [0, -1, 2**63])
 def test_no_call_is_of_the_public_domain(domain: int) -> None:
     with pytest.raises(InvalidRequest, match=f"of the domain {domain}; tenants have numbers from 1"):
         EngineCall(Dispatch(CallId(1), domain, 5, "LATENCY", (fill(1),)), received_us=1)
+
+
+@pytest.mark.parametrize("context_id", [0, -1, 2**63])
+def test_a_number_that_no_context_has_is_refused(context_id: int) -> None:
+    with pytest.raises(InvalidRequest, match=rf"in the contexts \[{context_id}\], expected one"):
+        call_of(Fill(pack_ids([1]), ContextId(context_id)))
 
 
 def feed(call: EngineCall, *ids: int) -> list[str]:

@@ -32,6 +32,7 @@ from .logprobs import PromptLog
 from .sampling import OutputState, check_sampling
 
 Encode = Callable[[str], Ids]
+_NUMBER_LIMIT = 2**63  # of contexts and domains: the context tree has int64
 _CONTEXT_IDS = 8  # ids before an output that its decoder may look at
 _DECODED_TOGETHER = 32  # ids of a text that is wanted at its end only
 
@@ -318,7 +319,7 @@ class EngineCall:
 
 def _context_of(dispatch: Dispatch) -> ContextId:
     contexts = {verb.context_id for verb in dispatch.verbs if isinstance(verb, Fill | Generate)}
-    if len(contexts) != 1 or min(contexts) <= 0:
+    if len(contexts) != 1 or not 0 < min(contexts) < _NUMBER_LIMIT:
         raise InvalidRequest(
             f"call {dispatch.call_id} fills and generates in the contexts {sorted(contexts)}, expected one",
             param="verbs",
@@ -327,9 +328,9 @@ def _context_of(dispatch: Dispatch) -> ContextId:
 
 
 def _domain_of(dispatch: Dispatch) -> int:
-    if dispatch.domain <= PUBLIC_DOMAIN:
+    if not PUBLIC_DOMAIN < dispatch.domain < _NUMBER_LIMIT:
         raise InvalidRequest(
-            f"call {dispatch.call_id} is of the domain {dispatch.domain}; tenants have numbers from 1",
+            f"call {dispatch.call_id} is of the domain {dispatch.domain}; tenants have numbers from 1 on",
             param="domain",
         )
     return dispatch.domain
