@@ -199,11 +199,11 @@ def test_scores_may_rise_from_tile_to_tile(isa: str, dtype: str, growth: float) 
 
 def test_a_nan_in_the_query_stays_in_its_row(isa: str) -> None:
     case = Case(sharing(128, [5] * 4), 4, 2, 64, "float32")
-    case.query[1, 2, 7] = np.nan
-    output = case.run(num_threads=2)
-    assert np.isnan(output[1, 2]).all()
-    output[1, 2] = 0
-    assert not np.isnan(output).any()
+    case.query.view(np.uint32)[1, 2, 7] = 0x7FC00001  # with more bits set than that of an operation
+    for share in (True, False):
+        output = case.run(num_threads=2, share=share)
+        assert np.isnan(output[1, 2]).all()
+        assert np.isnan(output).sum() == 64
 
 
 def test_rows_may_lie_within_larger_ones() -> None:

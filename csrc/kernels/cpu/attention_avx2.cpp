@@ -44,11 +44,11 @@ struct Avx2 {
         return _mm256_blendv_ps(set1(-__builtin_huge_valf()), x, _mm256_castsi256_ps(keep));
     }
 
-    // 2^x = 2^n * 2^f with f in [-1/2, 1/2]; the polynomial is within 8e-8 of 2^f. Adding 1.5 * 2^23 leaves n
-    // in the low bits, from where it is added to the exponent. 0 below 2^-100: products with smaller weights
-    // would be denormal, which takes a hundred cycles.
+    // 2^x = 2^n * 2^f with f in [-1/2, 1/2]; the polynomial is within 8e-8 of 2^f. Adding 1.5 * 2^23 + 127
+    // leaves in the low bits n + 127, the exponent of 2^n. A NaN stays one, whatever its bits. 0 below
+    // 2^-100: products with smaller weights would be denormal, which takes a hundred cycles.
     static Reg exp2(Reg x) {
-        const Reg shift = set1(12582912), least = set1(-100);
+        const Reg shift = set1(12583039), least = set1(-100);
         const Reg clamped = _mm256_max_ps(least, x);  // in this order a NaN stays one
         const Reg shifted = add(clamped, shift);
         const Reg f = _mm256_sub_ps(clamped, _mm256_sub_ps(shifted, shift));
@@ -58,9 +58,8 @@ struct Avx2 {
         p = fmadd(p, f, set1(2.4022120e-1f));
         p = fmadd(p, f, set1(6.9314694e-1f));
         p = fmadd(p, f, set1(1.0000001f));
-        const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
-        const Reg power = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
-        return _mm256_and_ps(power, _mm256_cmp_ps(x, least, _CMP_NLT_UQ));
+        const Reg power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(shifted), 23));
+        return _mm256_and_ps(mul(p, power), _mm256_cmp_ps(x, least, _CMP_NLT_UQ));
     }
 
     static Reg load_bf16(const uint16_t* from) {

@@ -54,20 +54,20 @@ struct Scalar {
         return each([&](int i) { return i < count ? x.lane[i] : -__builtin_huge_valf(); });
     }
 
-    // 2^x = 2^n * 2^f with f in [-1/2, 1/2]; the polynomial is within 8e-8 of 2^f. Adding 1.5 * 2^23 leaves n
-    // in the low bits, from where it is added to the exponent. 0 below 2^-100: products with smaller weights
-    // would be denormal, which takes a hundred cycles.
+    // 2^x = 2^n * 2^f with f in [-1/2, 1/2]; the polynomial is within 8e-8 of 2^f. Adding 1.5 * 2^23 + 127
+    // leaves in the low bits n + 127, the exponent of 2^n. A NaN stays one, whatever its bits. 0 below
+    // 2^-100: products with smaller weights would be denormal, which takes a hundred cycles.
     static float exp2(float x) {
         if (x < -100) return 0;
-        const float shifted = x + 12582912;
-        const float f = x - (shifted - 12582912);
+        const float shifted = x + 12583039;
+        const float f = x - (shifted - 12583039);
         float p = 1.3276457e-3f;
         p = p * f + 9.6755419e-3f;
         p = p * f + 5.5507135e-2f;
         p = p * f + 2.4022120e-1f;
         p = p * f + 6.9314694e-1f;
         p = p * f + 1.0000001f;
-        return from_bits(bits(p) + (bits(shifted) << 23));
+        return p * from_bits(bits(shifted) << 23);
     }
     static Reg exp2(Reg x) {
         return each([&](int i) { return exp2(x.lane[i]); });
