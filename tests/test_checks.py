@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from parrot import cpu_isa
 from parrot.cli import checks
 from parrot.cli.checks import Check, check_model, check_native_core, check_packages, check_port, run_checks
 from parrot.manager.app import Health
@@ -71,6 +72,17 @@ def test_a_native_core_that_does_not_load_is_broken(monkeypatch: pytest.MonkeyPa
     check = check_native_core()
     assert check.status == "broken"
     assert "make setup" in check.fix
+
+
+def test_an_instruction_set_that_there_is_not_is_no_bug_to_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise ValueError('PARROT_CPU_ISA = "foo" is none of scalar, avx2')
+
+    monkeypatch.setattr(cpu_isa, "cpu_isa", refuse)
+    check = check_native_core()
+    assert check.status == "broken"
+    assert 'PARROT_CPU_ISA = "foo" is none of' in check.detail
+    assert check.fix == "correct or unset PARROT_CPU_ISA"
 
 
 def test_a_missing_dependency_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

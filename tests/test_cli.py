@@ -283,6 +283,21 @@ def test_an_unknown_switch_is_answered_with_those_there_are(
     assert "--off magic is none of group_placement, prefix_affinity" in capsys.readouterr().err
 
 
+def test_an_instruction_set_with_which_no_engine_could_start_is_refused_before_anything_listens(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    managers: list[tuple[ManagerConfig, dict[str, Any]]],
+) -> None:
+    def refuse() -> str:
+        raise ValueError('PARROT_CPU_ISA = "foo" is none of scalar, avx2')
+
+    monkeypatch.setattr("parrot.cpu_isa.cpu_isa", refuse)
+    assert call_main(monkeypatch, "serve") == 2
+    assert 'PARROT_CPU_ISA = "foo" is none of scalar, avx2; correct or unset it' in capsys.readouterr().err
+    assert managers == []
+    assert call_main(monkeypatch, "manager") == 0, "a manager computes nothing"
+
+
 @pytest.mark.parametrize("command", ["serve", "manager", "engine"])
 def test_help_on_a_narrow_terminal_has_every_option_in_full(command: str) -> None:
     shown = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "80"}).output

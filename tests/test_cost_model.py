@@ -12,6 +12,7 @@ from engine_harness import Harness, load
 from machine import slowness
 from parrot.engine import cost_model
 from parrot.engine.cost_model import StepShape, calibrate, fit
+from parrot.wire import CostModel
 
 SHAPES = [
     StepShape(batch, new_tokens, cached)
@@ -73,3 +74,13 @@ def test_calibration_keeps_its_budget_and_leaves_the_engine_right(
     assert min(coefficients) >= 0
     assert max(coefficients) > 0
     assert harness.generate([5, 6, 7, 8], max_tokens=12).ids == expected
+
+
+def test_a_log_has_the_costs_of_a_step_in_milliseconds_without_those_of_nothing() -> None:
+    cost = CostModel(41_770.0, 0.0, 2_701.0, 0.00001, 1024, 64)
+    assert str(cost) == "41.8 ms + 2.7 ms a prefill token"
+    gpu = CostModel(5_100.0, 21.5, 22.71, 0.1234, 1024, 64)
+    expected = "5.1 ms + 0.0215 ms a sequence + 0.0227 ms a prefill token + 0.123 ms for 1,000 KV tokens"
+    assert str(gpu) == expected
+    assert str(CostModel(1_234_567.0, 0.0, 0.0, 0.0, 1024, 64)) == "1,235 ms"
+    assert str(CostModel(0.0, 0.0, 0.0, 0.0, 1024, 64)) == "next to nothing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -16,6 +17,8 @@ from parrot.config import ManagerConfig
 from parrot.errors import PortInUse
 from parrot.manager.clock import now_us
 from parrot.manager.engines import EngineRegistry
+from parrot.manager.readiness import unready_reason
+from parrot.manager.service import Service
 from registry_harness import CONFIG, Peer, Recorder, register, stats, time_out, until, with_registry
 
 
@@ -186,6 +189,17 @@ def test_goodbye_ends_an_engine_at_once() -> None:
         await engine.send(wire.Goodbye("e1", "asked to end"))
         await until(lambda: len(events.lost) == 1)
         assert "asked to end" in events.lost[0][1]
+        assert registry.views()[0].state == "left"
+        service = Mock(Service, executor=Mock(refusal=None), recovered=asyncio.Event(), journal=None)
+        service.recovered.set()
+        assert unready_reason(service, registry) == "no engine is there: engine-0 left"
+        other = peer()
+        await other.send(register("e2", "engine-1"))
+        await until(lambda: len(events.joined) == 2)
+        time_out(registry, "engine-1")
+        await until(lambda: len(events.lost) == 2)
+        reason = unready_reason(service, registry)
+        assert reason == "no engine is there: engine-0 left, engine-1 is lost"
 
     with_registry(scenario)
 

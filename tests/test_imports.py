@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python" / "parrot"
 # manager and engine
 SHARED = {"wire", "config", "curve", "errors", "template", "api", "tokenizer", "models", "grammars", "_core"}
-SHARED |= {"huge_pages", "parent_death"}
+SHARED |= {"cpu_isa", "huge_pages", "parent_death"}
 
 # layer -> the other parts of the package that it may import
 ALLOWED = {
@@ -26,6 +26,7 @@ ALLOWED = {
     "tokenizer": {"config", "errors", "wire"},
     "api": set(),
     "config": {"errors"},
+    "cpu_isa": {"errors", "_core"},
     "curve": {"errors"},
     "errors": set(),
     "huge_pages": set(),

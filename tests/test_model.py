@@ -291,7 +291,7 @@ def test_a_wrong_instruction_set_is_refused_by_name(
     def cpu_isa() -> str:
         raise ValueError('PARROT_CPU_ISA = "sse9" is none of scalar, avx2')
 
-    monkeypatch.setattr(backends, "cpu_isa", cpu_isa)
+    monkeypatch.setattr("parrot.cpu_isa.cpu_isa", cpu_isa)
     with pytest.raises(ConfigError, match=r"sse9.*unset") as caught:
         choose_backend(backend, torch.float32, torch.device("cpu"), 64)
     assert caught.value.param == "PARROT_CPU_ISA"

@@ -211,3 +211,11 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str | None, words: str) ->
     with pytest.raises(ConfigError, match=words) as error:
         PublishedTemplates.load(path)
     assert error.value.param == "published_templates"
+
+
+def test_the_log_says_what_was_published(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "published.json"
+    path.write_text(json.dumps([TEXT, "Say {{output:x}}"]))
+    with caplog.at_level("INFO", "parrot.manager.published"):
+        PublishedTemplates.load(path)
+    assert caplog.messages == [f"tenants share the constant beginnings of the templates in {path}: 2"]

@@ -122,7 +122,7 @@ class EngineView(Body):
 
     name: str
     alive: bool
-    state: str  # ready, silent, draining, stalled or lost
+    state: str  # ready, silent, draining, stalled, lost or left
     pid: int
     model: str
     device: str

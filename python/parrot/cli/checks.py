@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import ParrotError
+from ..errors import ConfigError, ParrotError
 
 Status = Literal["ok", "optional", "broken"]
 TORCH_RANGE = ((2, 11), (2, 14))  # half-open, as in the extra "torch"
@@ -80,12 +80,15 @@ def check_native_core() -> Check:
         core = importlib.import_module("parrot._core")
         tree = core.ContextTree(4, 16)
         tree.check_invariants()
+        isa = importlib.import_module("parrot.cpu_isa").checked_cpu_isa()
+    except ConfigError as error:
+        return Check("native core", "broken", error.message, "correct or unset PARROT_CPU_ISA")
     except Exception as error:
         return Check("native core", "broken", f"parrot._core does not work: {error}", fix)
     return Check(
         "native core",
         "ok",
-        f"parrot._core loads, CPU kernels use {core.cpu_isa()}; no compiler is needed at run time",
+        f"parrot._core loads, CPU kernels use {isa}; no compiler is needed at run time",
     )
 
 

@@ -59,9 +59,18 @@ def serve(
         )
         for index, device in enumerate(devices)
     ]
-    if engine.simulate is None and gpus is None:
-        check_device(engine.device)
+    if engine.simulate is None:
+        _check_engines(engine.device, gpus)
     _run_manager(config, engine_configs, manager.parent_pipe, common.verbose)
+
+
+def _check_engines(device: str, gpus: str | None) -> None:
+    """Raise, before anything listens, what every engine would end with at each start."""
+    from ..cpu_isa import checked_cpu_isa
+
+    checked_cpu_isa()
+    if gpus is None:
+        check_device(device)
 
 
 def _devices(engines: int, device: str, gpus: str | None) -> list[str]:
@@ -165,8 +174,15 @@ def _run_manager(
     run_manager(config, engines=engines, parent_pipe=parent_pipe)
 
 
-# Where a manager serves, what came back, who joins, when it ends; and the same of an engine.
-_TOLD = ("manager.server", "manager.recovery", "manager.engines", "engine.server", "engine.link")
+# Where a manager serves, what came back, who joins, what tenants share, when it ends; and so of an engine.
+_TOLD = (
+    "manager.server",
+    "manager.recovery",
+    "manager.engines",
+    "manager.published",
+    "engine.server",
+    "engine.link",
+)
 
 
 def _log_to_stderr(verbose: bool) -> None:

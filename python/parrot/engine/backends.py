@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from .._core import cpu_isa
 from ..config import Backend, DType
+from ..cpu_isa import checked_cpu_isa
 from ..errors import ConfigError
 from ..kernels.cpu_attention import CpuAttention
 
@@ -56,10 +56,7 @@ def choose_backend(backend: Backend, dtype: torch.dtype, device: torch.device, h
     instructions too; on a GPU else triton, by the same rule; else torch. Raises :class:`ConfigError`, also
     for a wrong ``PARROT_CPU_ISA``.
     """
-    try:
-        isa = cpu_isa()
-    except ValueError as error:
-        raise ConfigError(f"{error}; correct or unset it", param="PARROT_CPU_ISA") from None
+    isa = checked_cpu_isa()
     if backend == "auto":
         if device.type == "cuda":
             return _quickest_on_gpu(dtype, device, head_dim)

@@ -17,7 +17,7 @@ _TYPICAL = (16, 0, 16 * 512)  # batch, prefill and KV tokens of a step by which 
 _TARGETS_MS = (20, 40, 80)
 _LENGTH = 1024  # tokens of each sequence beside which a target is kept
 
-EngineState = Literal["ready", "silent", "draining", "stalled", "lost"]
+EngineState = Literal["ready", "silent", "draining", "stalled", "lost", "left"]
 
 
 @dataclass(slots=True, eq=False)

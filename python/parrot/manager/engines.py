@@ -173,7 +173,8 @@ class EngineRegistry:
         if engine.state == "silent":
             self._pause(engine, "ready")
         if isinstance(message, wire.Goodbye):
-            self._lose(engine, f"it left: {message.reason[:MAX_REASON]}", level=logging.INFO)
+            why = f"it left: {message.reason[:MAX_REASON]}"
+            self._lose(engine, why, level=logging.INFO, state="left")
             return
         if isinstance(message, wire.Draining):
             log.info("engine %s drains: %s", engine.name, message.reason[:MAX_REASON])

@@ -28,7 +28,7 @@ from .tenant_metrics import tenant_families
 
 MAX_ENGINES = 100
 OTHER_ENGINES = "(others)"
-_STATES = ("ready", "silent", "draining", "stalled", "lost")
+_STATES = ("ready", "silent", "draining", "stalled", "lost", "left")
 _LAG_EVERY_S = 0.25
 _LAG_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 

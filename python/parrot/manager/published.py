@@ -54,10 +54,14 @@ class PublishedTemplates:
         if path is None:
             return cls()
         try:
-            return cls(_FILE.validate_python(json.loads(path.read_text())))
+            published = cls(_FILE.validate_python(json.loads(path.read_text())))
         except (OSError, ValueError) as error:
             reason = _first_error(error) if isinstance(error, ValidationError) else str(error)
             raise ConfigError(f"published templates {path}: {reason}", param="published_templates") from None
+        log.info(
+            "tenants share the constant beginnings of the templates in %s: %d", path, len(published.templates)
+        )
+        return published
 
     def beginnings(self, tokenizer: Tokenizer) -> Iterator[list[Piece]]:
         """The constant beginning of each template as this model's prompts have it, empty where a hole comes

@@ -28,7 +28,8 @@ def unready_reason(
     if supervisor is not None and supervisor.problem is not None:
         return supervisor.problem
     if registry.views():
-        return "no engine is left: " + ", ".join(f"{view.name} is lost" for view in registry.views())
+        gone = (f"{view.name} {'left' if view.state == 'left' else 'is lost'}" for view in registry.views())
+        return f"no engine is there: {', '.join(gone)}"
     if supervisor is not None and supervisor.num_children:
         return "the engine is starting"
     return f"no engine has joined at {registry.address} yet"

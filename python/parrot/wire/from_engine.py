@@ -22,6 +22,13 @@ _Call = Annotated[CallId, msgspec.Meta(ge=0, le=2**53)]
 _Context = Annotated[ContextId, msgspec.Meta(ge=0, le=2**53)]
 
 
+_LEAST_SHOWN_MS = 1e-4
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 class StepCost(msgspec.Struct, frozen=True):
     """step_us = base_us + per_sequence_us * batch + per_prefill_token_us * prefill tokens
     + per_kv_token_us * KV tokens loaded (a shared prefix counted once)."""
@@ -32,11 +39,15 @@ class StepCost(msgspec.Struct, frozen=True):
     per_kv_token_us: _Cost
 
     def __str__(self) -> str:
-        """For logs, in four digits."""
-        return (
-            f"{self.base_us:.4g} us + {self.per_sequence_us:.4g} a sequence + "
-            f"{self.per_prefill_token_us:.4g} a prefill token + {self.per_kv_token_us:.4g} a KV token"
+        """For logs: milliseconds, without what costs next to nothing."""
+        parts = (
+            (self.base_us / 1e3, ""),
+            (self.per_sequence_us / 1e3, " a sequence"),
+            (self.per_prefill_token_us / 1e3, " a prefill token"),
+            (self.per_kv_token_us, " for 1,000 KV tokens"),
         )
+        shown = [f"{_three_digits(ms)} ms{of}" for ms, of in parts if ms >= _LEAST_SHOWN_MS]
+        return " + ".join(shown) or "next to nothing"
 
     def prompt_token_us(self, max_batch_tokens: int) -> float:
         """What a token of a long prompt takes, of which a step computes ``max_batch_tokens`` at the most (0:
