@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from engine_harness import Harness, load
+from parrot.engine.engine import Engine
 from parrot.engine.model import DecoderModel
+from parrot.engine.overlap import OverlappingEngine
 from parrot.tokenizer.tokenizer import Tokenizer
-from parrot.wire import CallId, ContextId, CostModel
+from parrot.wire import CallId, ContextId, CostModel, Sampling
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +52,17 @@ def test_a_filled_prefix_is_found_by_the_call_that_begins_with_it(
     assert harness.generate(prefix + rest, domain=2).fills[0].cached_tokens == 0
 
 
-def test_one_without_ids_is_refused_and_no_other_call_with_it(model: tuple[DecoderModel, Tokenizer]) -> None:
-    harness = Harness(*model)
-    call, early = harness.submit(prompt(1, 20)), fill(harness, [])
-    result, refused = harness.run(call, early)
+@pytest.mark.parametrize("engine_type", [Engine, OverlappingEngine])
+@pytest.mark.parametrize("verbs", [[[]], [[5, 6, 7], Sampling(max_tokens=9, ignore_eos=True)], [[5], [6]]])
+def test_more_or_less_than_one_prefix_is_refused_and_no_other_call_with_it(
+    model: tuple[DecoderModel, Tokenizer], verbs: list[list[int] | Sampling], engine_type: type[Engine]
+) -> None:
+    harness = Harness(*model, engine_type=engine_type)
+    early = harness.submit_verbs(verbs, early_fill=True)
+    result, refused = harness.run(harness.submit(prompt(1, 20)), early)
     assert result.error is None
     assert refused.error is not None
-    assert refused.error.message == f"early fill {early} has no ids"
+    assert refused.error.message == f"call {early}: an early fill is one Fill of at least one id"
 
 
 def test_calls_go_first_and_share_what_is_there_of_an_unfinished_prefix(

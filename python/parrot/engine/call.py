@@ -105,6 +105,7 @@ class EngineCall:
 
     def __init__(self, dispatch: Dispatch, received_us: int) -> None:
         self.call_id = dispatch.call_id
+        _check_early_fill(dispatch)
         self.context_id = _context_of(dispatch)
         self.domain = _domain_of(dispatch)
         self.public_len = _public_len_of(dispatch)
@@ -315,6 +316,15 @@ class EngineCall:
     def _take_prompt_logprobs(self) -> Logprobs | None:
         taken, self.prompt_log = self.prompt_log, None
         return None if taken is None else taken.pack()
+
+
+def _check_early_fill(dispatch: Dispatch) -> None:
+    """It is cache once it is computed: nothing may come after, and nothing cannot be computed."""
+    first, *more = dispatch.verbs or (None,)
+    if dispatch.early_fill and (more or not isinstance(first, Fill) or not first.token_ids):
+        raise InvalidRequest(
+            f"call {dispatch.call_id}: an early fill is one Fill of at least one id", param="verbs"
+        )
 
 
 def _context_of(dispatch: Dispatch) -> ContextId:

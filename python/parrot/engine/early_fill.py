@@ -64,10 +64,7 @@ class EarlyFills:
         self._per_token_us = max(cost.per_prefill_token_us, 1e-3)
 
     def add(self, call: EngineCall) -> None:
-        """One more. Raises :class:`EngineError` if they would be more than their part of the pool, or
-        if it has no ids."""
-        if len(call.ids) == 0:
-            raise EngineError(f"early fill {call.call_id} has no ids")
+        """One more. Raises :class:`EngineError` if they would be more than their part of the pool."""
         self._done = {key: size for key, size in self._done.items() if key in self._cached}
         sizes = chain(self._done.values(), (num_blocks_for(len(other.ids)) for other in self._calls))
         num_blocks = num_blocks_for(len(call.ids)) + sum(sizes)
