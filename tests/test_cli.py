@@ -64,6 +64,16 @@ def test_serve_starts_a_manager_with_as_many_engines_as_asked(
     assert {(engine.dtype, engine.num_blocks) for engine in rest["engines"]} == {("bfloat16", 100)}
 
 
+def test_engines_on_the_cpu_divide_its_cores_unless_they_are_told(
+    managers: list[tuple[ManagerConfig, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parrot.engine.process.num_physical_cores", lambda: 5)
+    for options in (["1"], ["2"], ["7"], ["2", "--num-threads", "4"]):
+        assert CliRunner().invoke(cli.app, ["serve", "--engines", *options]).exit_code == 0
+    threads = [[engine.num_threads for engine in rest["engines"]] for _, rest in managers]
+    assert threads == [[5], [3, 2], [1] * 7, [4, 4]]
+
+
 def test_each_gpu_has_an_engine(
     managers: list[tuple[ManagerConfig, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,16 @@ def supervise(
     on_exit: Callable[[int], bool] = lambda _: False,
     is_hung: Callable[[int], bool] = lambda _: False,
     on_hopeless: Callable[[str], None] = lambda _: None,
+    has_joined: Callable[[int], bool] = lambda _: False,
+    engines: Sequence[EngineConfig] = (CONFIG,),
 ) -> Supervisor:
     return Supervisor(
-        [CONFIG],
+        engines,
         "tcp://127.0.0.1:1",
         on_exit=on_exit,
         is_hung=is_hung,
         on_hopeless=on_hopeless,
+        has_joined=has_joined,
         background=Background(),
     )
 
@@ -199,3 +203,67 @@ def test_a_hung_engine_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -
         await children.close()
 
     asyncio.run(scenario())
+
+
+def started(children: Supervisor) -> list[bool]:
+    """Which engines have a process."""
+    return [child.process is not None for child in children._children]
+
+
+def test_engines_on_the_cpu_start_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_script(monkeypatch, "import time; time.sleep(600)")
+    joined: set[int] = set()
+
+    async def scenario() -> None:
+        children = supervise(has_joined=joined.__contains__, engines=[CONFIG] * 3)
+        children.start()
+        for count in (1, 2):
+            await until(lambda count=count: sum(started(children)) == count)  # type: ignore[misc]
+            await asyncio.sleep(5 * supervisor._TURN_CHECK_S)
+            assert started(children) == [True] * count + [False] * (3 - count)
+            process = children._children[count - 1].process
+            assert process is not None
+            joined.add(process.pid)
+        await until(lambda: all(started(children)))
+        await children.close(0.0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("trouble", ["it ends", "it hangs"])
+def test_an_engine_that_does_not_come_up_does_not_keep_the_next_from_starting(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "import sys; sys.exit(2)" if trouble == "it ends" else "import time; time.sleep(600)"
+    run_script(monkeypatch, script)
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.01,))
+    if trouble == "it hangs":
+        monkeypatch.setattr(supervisor, "_TURN_S", 0.1)
+    lives: list[int] = []
+
+    async def scenario() -> None:
+        children = supervise(lambda pid: bool(lives.append(pid)), engines=[CONFIG, CONFIG])
+        children.start()
+        if trouble == "it ends":
+            await until(lambda: all(child.num_failed_starts >= 2 for child in children._children))
+        else:
+            await until(lambda: all(started(children)))
+            assert not lives
+        await children.close(0.0)
+
+    asyncio.run(scenario())
+
+
+def test_engines_that_measure_nothing_or_on_a_gpu_of_their_own_start_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_script(monkeypatch, "import time; time.sleep(600)")
+
+    async def scenario(config: EngineConfig) -> None:
+        children = supervise(engines=[config] * 2)
+        children.start()
+        await until(lambda: all(started(children)))
+        await children.close(0.0)
+
+    asyncio.run(scenario(replace(CONFIG, device="cuda:0")))
+    asyncio.run(scenario(replace(CONFIG, simulate=tmp_path)))

@@ -223,7 +223,10 @@ CudaGraphs = Annotated[
 ]
 NumThreads = Annotated[
     int | None,
-    typer.Option(help="CPU threads of an engine; by default one per core.", rich_help_panel=Topic.TUNING),
+    typer.Option(
+        help="CPU threads of an engine; by default one per core, which engines of one serve divide.",
+        rich_help_panel=Topic.TUNING,
+    ),
 ]
 Simulate = Annotated[
     Path | None,

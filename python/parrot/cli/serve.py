@@ -51,17 +51,25 @@ def serve(
 
         read_cost(engine.simulate)  # raises what each engine would end with
     config = _manager_config(common, manager)
+    fields = {**common.fields(), **engine.fields()}
     engine_configs = [
-        EngineConfig(
-            manager_address="",
-            name=f"engine-{index}",
-            **{**common.fields(), **engine.fields(), "device": device},
-        )
-        for index, device in enumerate(devices)
+        EngineConfig(manager_address="", name=f"engine-{index}", **{**fields, **own})
+        for index, own in enumerate(_own_options(engine, devices))
     ]
     if engine.simulate is None:
         _check_engines(engine.device, gpus)
     _run_manager(config, engine_configs, manager.parent_pipe, common.verbose)
+
+
+def _own_options(engine: EngineOptions, devices: list[str]) -> list[dict[str, Any]]:
+    """What an engine of each device has for itself. Several on the CPU divide its cores, unless the user says
+    how many threads an engine has."""
+    if engine.num_threads is not None or engine.simulate is not None or set(devices) != {"cpu"}:
+        return [{"device": device} for device in devices]
+    from ..engine.process import num_physical_cores
+
+    each, rest = divmod(num_physical_cores(), len(devices))
+    return [{"device": "cpu", "num_threads": max(1, each + (index < rest))} for index in range(len(devices))]
 
 
 def _check_engines(device: str, gpus: str | None) -> None:

@@ -113,6 +113,10 @@ class EngineRegistry:
             self._lose(engine, "its process ended")
         return bool(lives)
 
+    def has_joined(self, pid: int) -> bool:
+        """Whether the engine of this process has registered."""
+        return any(engine.registration.pid == pid for engine in self._engines.values())
+
     def has_hung(self, pid: int) -> bool:
         """Whether the engine of this process was lost so long ago that it will not come back by itself."""
         latest = now_s() - _HUNG_AFTER_LOSSES * self._config.lost_after_s

@@ -144,6 +144,7 @@ class _Manager:
             registry.local_address,
             on_exit=registry.process_ended,
             is_hung=registry.has_hung,
+            has_joined=registry.has_joined,
             on_hopeless=self._executor.engines_do_not_start,
             background=registry.background,
         )

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 from ..config import EngineConfig
 from .background import Background
@@ -24,6 +25,8 @@ _MAX_LINE_BYTES = 64 * 1024
 _NUM_LAST_LINES = 12
 _HOPELESS_STARTS = 2
 _HUNG_CHECK_S = 1.0
+_TURN_CHECK_S = 0.05
+_TURN_S = 60.0  # for an engine to join, before the next one starts beside it
 
 
 def engine_argv(config: EngineConfig) -> list[str]:
@@ -68,6 +71,8 @@ class _Child:
     num_failed_starts: int = 0  # lives in a row that never joined
     last_exit: str = ""
     last_words: deque[str] = field(default_factory=deque)  # of the life that ended last
+    started_s: float = 0.0  # when the process was
+    follows: _Child | None = None  # to whose first life it leaves the processor, before its own
 
 
 class Supervisor:
@@ -75,6 +80,8 @@ class Supervisor:
 
     ``on_exit`` is told the id of a process that ended, and says whether that engine had ever joined;
     ``is_hung`` says of a process that it will not answer again, so that it is killed and replaced;
+    ``has_joined`` whether that of a process has joined: engines on the CPU, which measure themselves at their
+    start, first start one after the other, each when the one before has joined, ended, or taken too long;
     ``on_hopeless`` is told why, whenever a start fails and all engines have failed to start repeatedly.
     """
 
@@ -85,21 +92,26 @@ class Supervisor:
         *,
         on_exit: Callable[[int], bool],
         is_hung: Callable[[int], bool],
+        has_joined: Callable[[int], bool],
         on_hopeless: Callable[[str], None],
         background: Background,
     ) -> None:
         self._background = background
         self._on_exit = on_exit
         self._is_hung = is_hung
+        self._has_joined = has_joined
         self._on_hopeless = on_hopeless
         self._children = [
             _Child(replace(config, manager_address=manager_address, parent_pid=os.getpid()))
             for config in engines
         ]
+        for before, child in pairwise(self._children):
+            if child.config.device == "cpu" and child.config.simulate is None:
+                child.follows = before
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start every engine; returns at once."""
+        """Begin to start the engines; returns at once."""
         self._tasks = [
             self._background.start("supervisor", partial(self._live_once, child)) for child in self._children
         ]
@@ -137,6 +149,9 @@ class Supervisor:
 
     async def _live_once(self, child: _Child) -> None:
         """One life of a process, and the pause after it."""
+        while child.follows is not None and not self._is_settled(child.follows):
+            await asyncio.sleep(_TURN_CHECK_S)
+        child.follows = None
         started = time.monotonic()
         has_joined = await self._run_once(child)
         lived_s = time.monotonic() - started
@@ -154,6 +169,13 @@ class Supervisor:
             pause_s,
         )
         await asyncio.sleep(pause_s)
+
+    def _is_settled(self, child: _Child) -> bool:
+        """Whether its first start is over, or has taken so long that it may as well have company."""
+        if child.process is None:
+            return bool(child.last_exit)
+        took_s = time.monotonic() - child.started_s
+        return took_s > _TURN_S or self._has_joined(child.process.pid)
 
     def _report_hopeless(self) -> None:
         problem = self.problem
@@ -180,7 +202,7 @@ class Supervisor:
         except OSError as error:
             child.last_exit = f"cannot start: {error}"
             return False
-        child.process = process
+        child.process, child.started_s = process, time.monotonic()
         log.info("%s started as process %d", child.config.name, process.pid)
         assert process.stderr is not None
         last_words: deque[str] = deque(maxlen=_NUM_LAST_LINES)
