@@ -130,10 +130,14 @@ def test_a_call_without_room_is_not_looked_up_again_until_something_changes() ->
 
 def test_removed_calls_are_gone() -> None:
     queue = WaitingQueue(ContextTree(100))
-    queue.add(call_of(1, [1]))
-    queue.remove(CallId(1))
-    queue.remove(CallId(7))
-    assert len(queue) == 0
+    calls = [call_of(number, [number]) for number in range(1, 6)]
+    for number in (4, 1, 5, 2, 3):
+        queue.add(calls[number - 1])
+    for number in (3, 1, 5):
+        queue.remove(calls[number - 1])
+        queue.remove(calls[number - 1])  # gone, with others behind it or not
+    queue.remove(call_of(4, [4]))  # another one of that name
+    assert list(queue) == [calls[1], calls[3]]
 
 
 @pytest.mark.parametrize(

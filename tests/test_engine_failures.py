@@ -9,7 +9,7 @@ import pytest
 from engine_harness import Harness, MakeHarness, Oracle, greedy_oracle, load, prompt_of
 from parrot.engine.batch import StepLogits
 from parrot.errors import DuplicateRequest
-from parrot.wire import CallId, ContextId, Dispatch, Fill, Generate, Sampling, pack_ids
+from parrot.wire import CallId, ContextId, Dispatch, Fill, FreeContext, Generate, Sampling, pack_ids
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,21 @@ def test_ids_in_use_are_refused(make: MakeHarness) -> None:
     reuse = harness.submit_verbs([Fill(pack_ids([4]), ContextId(call))])
     assert harness.run(call, reuse)[1].error is not None
     assert harness.results[call].error is None
+
+
+def test_a_context_id_is_in_use_until_its_call_is_gone_and_no_longer(make: MakeHarness) -> None:
+    harness = make()
+    call = harness.submit(prompt_of(5), max_tokens=4)
+    program = [Fill(pack_ids([4, 5]), ContextId(call)), FreeContext(ContextId(call))]
+    refused = [harness.submit_verbs(program) for _ in range(2)]
+    harness.engine.abort([CallId(call)])
+    third = harness.submit_verbs(program)
+    *others, last = harness.run(*refused, third)
+    assert all(result.error for result in others)
+    assert last.error is None
+    wrong = harness.submit_verbs([Fill(pack_ids([-1]), ContextId(call))])
+    assert harness.run(wrong)[0].error is not None
+    assert harness.run(harness.submit_verbs(program))[0].error is None
 
 
 def test_reset_forgets_calls_and_contexts_so_that_ids_may_start_again(

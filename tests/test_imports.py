@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python" / "parrot"
 # manager and engine
 SHARED = {"wire", "config", "curve", "errors", "template", "api", "tokenizer", "models", "grammars", "_core"}
-SHARED |= {"cpu_isa", "huge_pages", "parent_death"}
+SHARED |= {"cpu_isa", "garbage", "huge_pages", "parent_death"}
 
 # layer -> the other parts of the package that it may import
 ALLOWED = {
@@ -29,6 +29,7 @@ ALLOWED = {
     "cpu_isa": {"errors", "_core"},
     "curve": {"errors"},
     "errors": set(),
+    "garbage": set(),
     "huge_pages": set(),
     "parent_death": set(),
     "template": {"errors"},

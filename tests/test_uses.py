@@ -155,7 +155,7 @@ def test_a_context_is_kept_up_to_where_an_unfinished_call_agrees_with_it(tiny_mo
         assert (uses, steps) == (1, 2)
         await engine.answer(engine.dispatches[1])
         await until(lambda: len(engine.dispatches) == 3)
-        assert told(engine.other)[first.context_id] == (length, 1, 1)
+        await until(lambda: told(engine.other)[first.context_id] == (length, 1, 1))
         second = engine.dispatches[1].verbs[0]
         assert isinstance(second, wire.Fill)
         assert told(engine.other)[second.context_id][2] == UNKNOWN_STEPS, "its constant beginning alone"

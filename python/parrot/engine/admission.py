@@ -3,7 +3,7 @@ prefix."""
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
@@ -15,6 +15,20 @@ from .call import EngineCall
 
 HOLD_TOKENS = 32  # waiting a few steps is cheaper than computing this many tokens twice
 _LOOK_AHEAD = 256  # waiting calls considered in one step
+
+
+def remove_in_order(calls: list[EngineCall], call: EngineCall) -> bool:
+    """Take the call out of a list that is in the order of applications; False if it is not there."""
+    at = bisect_left(calls, call.order, key=attrgetter("order"))
+    if at == len(calls) or calls[at] is not call:
+        return False
+    del calls[at]
+    return True
+
+
+def computing(calls: Iterable[EngineCall]) -> list[EngineCall]:
+    """Those of which others may wait for what they are about to compute."""
+    return [call for call in calls if call.num_remaining >= HOLD_TOKENS]
 
 
 def num_blocks_for(num_tokens: int) -> int:
@@ -89,9 +103,9 @@ class WaitingQueue:
         for call in self._calls:
             call.has_context, call.num_computed = False, 0
 
-    def remove(self, call_id: CallId) -> None:
+    def remove(self, call: EngineCall) -> None:
         """Drop a call if it is here."""
-        self._calls = [call for call in self._calls if call.call_id != call_id]
+        remove_in_order(self._calls, call)
 
     def admit(
         self, running: Sequence[EngineCall], max_calls: int, max_tokens: int
@@ -103,34 +117,33 @@ class WaitingQueue:
         """
         if not self._calls or max_calls <= 0 or max_tokens <= 0:
             return []
-        active = list(running)
-        promised = sum(map(_missing_blocks, active))
+        active = computing(running)
+        num_active, promised = len(running), sum(map(_missing_blocks, running))
         admitted: list[tuple[EngineCall, int]] = []
         for call in self._calls[:_LOOK_AHEAD]:
             if len(admitted) >= max_calls or max_tokens <= 0:
                 break
             if self.is_being_computed(call, active):
                 continue
-            prefix_len = self._open(call, len(active), promised)
+            prefix_len = self._open(call, num_active, promised)
             if prefix_len is None:
                 break
             call.num_computed = prefix_len
-            active.append(call)
+            num_active += 1
+            active += computing((call,))
             promised += _missing_blocks(call)
             admitted.append((call, prefix_len))
             max_tokens -= len(call.ids) - prefix_len
-        taken = {call.call_id for call, _ in admitted}
-        self._calls = [call for call in self._calls if call.call_id not in taken]
+        if admitted:
+            taken = {call.call_id for call, _ in admitted}
+            self._calls = [call for call in self._calls if call.call_id not in taken]
         return admitted
 
     def is_being_computed(self, call: EngineCall, active: Sequence[EngineCall]) -> bool:
-        """Another call is about to compute at least HOLD_TOKENS of this prompt that are not cached yet."""
+        """One of :func:`computing` calls is about to compute at least HOLD_TOKENS of this prompt that are not
+        cached yet."""
         ids = call.ids.view(0, call.max_cached)
-        sharers = [
-            other
-            for other in active
-            if other.num_remaining >= HOLD_TOKENS and (other.domain == call.domain or call.public_len)
-        ]
+        sharers = [other for other in active if other.domain == call.domain or call.public_len]
         if len(ids) < HOLD_TOKENS or not sharers:
             return False
         cached = self._tree.pending_prefix(call.domain, ids, min(call.public_len, len(ids)))

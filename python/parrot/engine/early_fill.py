@@ -18,7 +18,7 @@ from math import inf
 from .._core import ContextTree
 from ..errors import EngineError
 from ..wire import ContextId, CostModel
-from .admission import WaitingQueue, num_blocks_for
+from .admission import WaitingQueue, computing, num_blocks_for
 from .cache import CachedContexts
 from .call import EngineCall
 from .runner import Work
@@ -102,11 +102,12 @@ class EarlyFills:
         room = self._max_batch_tokens - sum(w.count for w in work)
         left_us = self._allowance_us(len(work))
         pieces: list[Work] = []
+        active = computing(running)
         for call in self._calls:
             must_go_on = not work and not pieces
             if len(pieces) >= max_pieces or self._affordable(call, left_us, room, must_go_on) == 0:
                 break
-            if waiting.is_being_computed(call, running):
+            if waiting.is_being_computed(call, active):
                 continue
             self._open(call)
             count = min(call.num_computable, self._affordable(call, left_us, room, must_go_on))

@@ -6,6 +6,7 @@ the KV and replies. Calls are scheduled step by step; one that loses its blocks 
 
 from __future__ import annotations
 
+import gc
 import logging
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +31,7 @@ from ..wire import (
     StepCost,
     max_cached_contexts,
 )
-from .admission import WaitingQueue, check_fits, num_blocks_for, too_long
+from .admission import WaitingQueue, check_fits, num_blocks_for, remove_in_order, too_long
 from .batch import BLOCK_SIZE
 from .cache import CachedContexts
 from .call import EngineCall, Output, engine_error
@@ -79,6 +80,7 @@ class Engine:
         self._waiting = WaitingQueue(self.tree)
         self._running: list[EngineCall] = []  # in order of application arrival
         self._live: dict[CallId, EngineCall] = {}
+        self._live_contexts: set[ContextId] = set()  # theirs
         self._cached = CachedContexts(self.tree, max_cached_contexts(runner.num_blocks))
         self._early = EarlyFills(self.tree, self._cached, max_batch_tokens, cost_model)
         self._replies: list[Reply] = []
@@ -105,13 +107,16 @@ class Engine:
             call.check(self._runner.vocab_size)
             check_fits(call, self._runner.max_positions, self._runner.num_blocks)
             self._live[call.call_id] = call
+            self._live_contexts.add(call.context_id)
             if dispatch.early_fill:
                 call.advance(self._tokenizer.decode)
                 self._early.add(call)
             elif not self._compiling.add(call):
                 self._enter(call)
         except ParrotError as error:
-            self._live.pop(dispatch.call_id, None)
+            refused = self._live.pop(dispatch.call_id, None)
+            if refused is not None:
+                self._live_contexts.remove(refused.context_id)
             self._replies.append(CallFailed(dispatch.call_id, error.to_info()))
 
     def _enter(self, call: EngineCall) -> None:
@@ -240,6 +245,7 @@ class Engine:
             self.tree.rollback(reservation.context_ids)
             for w in work:
                 self._fail(w.call, engine_error(error))
+            gc.collect()  # cycles of its traceback may hold memory of the device
             return
         self.tree.commit(reservation.context_ids)
         self.counters.shared_decodes = self._runner.num_shared_decodes
@@ -379,20 +385,16 @@ class Engine:
 
     def _forget(self, call: EngineCall) -> None:
         del self._live[call.call_id]
+        self._live_contexts.remove(call.context_id)
         self.counters.calls_ended += 1
         call.has_context = False
-        if call in self._running:
-            self._running.remove(call)
-        elif call in self._early:
-            self._early.remove(call)
-        else:
-            self._waiting.remove(call.call_id)
+        if not remove_in_order(self._running, call):
+            (self._early if call in self._early else self._waiting).remove(call)
 
     # --- small parts ---------------------------------------------------------------------------------------
 
     def _check_new(self, call: EngineCall) -> None:
-        in_use = (other.context_id for other in self._live.values())
-        if call.context_id in self._cached or call.context_id in in_use:
+        if call.context_id in self._cached or call.context_id in self._live_contexts:
             raise InvalidRequest(f"context {call.context_id} is in use", param="context_id")
 
     def _encode_rest(self, text: str) -> Ids:

@@ -16,6 +16,7 @@ from .. import huge_pages, wire
 from ..config import EngineConfig
 from ..curve import load_engine_keys
 from ..errors import DuplicateRequest, SetupError
+from ..garbage import keep_out_of_the_way
 from .link import EXIT_MANAGER_SILENT, Drain, Link, LinkConfig, ManagerChanged, Stop
 from .process import num_physical_cores, set_passive_waits, signal_on_parent_death
 from .watchdog import StepWatchdog
@@ -68,6 +69,7 @@ def run_engine(config: EngineConfig, *, link_type: type[Link] = Link) -> None:
             parent_pid, lambda: link.stop("the parent process is gone", EXIT_MANAGER_SILENT)
         )
     log.info("engine %s asks the manager at %s to join", config.name, config.manager_address)
+    keep_out_of_the_way()
     link.start()
     threading.Thread(target=huge_pages.gather, name="huge-pages", daemon=True).start()
     stop = _serve(engine, link, register.epoch, config.stall_after_s)

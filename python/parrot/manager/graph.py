@@ -221,7 +221,7 @@ class Graph:
         return self.finish(flow)
 
     def releasing(self) -> Generator[None, None, None]:
-        """Cut the cycles of a closed graph, so that its calls are freed (:mod:`parrot.manager.garbage`)."""
+        """Cut the cycles of a closed graph, so that its calls are freed (:mod:`parrot.garbage`)."""
         self.values.release()
         for variable in self.variables.values():
             variable.producer = variable.derivation = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 CallT = TypeVar("CallT", bound=Hashable)
@@ -30,10 +30,9 @@ NO_USE = NextUse(0, 0, 0)
 @dataclass(eq=False, slots=True)
 class _Node(Generic[CallT]):
     """The first ``depth`` parts of some prompts, and the unfinished calls that have them, in order, each with
-    its whole prompt. ``children`` None: one call, whose further parts have no nodes yet."""
+    its whole prompt. ``children`` None: one call, whose further parts have no nodes yet. A node does not know
+    its parent: a trie has no cycles, and is freed with its session."""
 
-    parent: _Node[CallT] | None
-    key: Hashable
     depth: int
     calls: dict[CallT, Sequence[Hashable]]
     children: dict[Hashable, _Node[CallT]] | None = None
@@ -44,7 +43,7 @@ class PromptTrie(Generic[CallT]):
     exist only for what calls share, and one more per call."""
 
     def __init__(self) -> None:
-        self._root: _Node[CallT] = _Node(None, None, 0, {}, {})
+        self._root: _Node[CallT] = _Node(0, {}, {})
 
     def add(self, call: CallT, keys: Sequence[Hashable]) -> None:
         """An unfinished call with this prompt."""
@@ -53,7 +52,7 @@ class PromptTrie(Generic[CallT]):
             children = _expanded(node)
             child = children.get(key)
             if child is None:
-                children[key] = _Node(node, key, node.depth + 1, {call: keys})
+                children[key] = _Node(node.depth + 1, {call: keys})
                 return
             node = child
             _expanded(node)
@@ -61,10 +60,11 @@ class PromptTrie(Generic[CallT]):
 
     def remove(self, call: CallT, keys: Sequence[Hashable]) -> None:
         """The call has finished; unknown ones are ignored."""
-        for node in reversed(self._find(keys)):
+        path = [self._root, *self._find(keys)]
+        for parent, node in reversed(list(pairwise(path))):
             node.calls.pop(call, None)
-            if not node.calls and node.parent is not None:
-                del _expanded(node.parent)[node.key]
+            if not node.calls:
+                del _expanded(parent)[keys[parent.depth]]
 
     def next_use(
         self,
@@ -103,7 +103,7 @@ def _expanded(node: _Node[CallT]) -> dict[Hashable, _Node[CallT]]:
     if node.children is None:
         depth = node.depth
         node.children = {
-            keys[depth]: _Node(node, keys[depth], depth + 1, {call: keys})
+            keys[depth]: _Node(depth + 1, {call: keys})
             for call, keys in node.calls.items()
             if len(keys) > depth
         }

@@ -23,12 +23,12 @@ from fastapi import FastAPI
 from .. import huge_pages
 from ..config import EngineConfig, ManagerConfig, is_loopback
 from ..errors import ConfigError, ParrotError, PortInUse
+from ..garbage import keep_out_of_the_way, keep_what_is_there
 from ..models import resolve_model
 from ..tokenizer import Tokenizer
 from .app import create_app
 from .engines import EngineRegistry
 from .executor import Executor
-from .garbage import keep_out_of_the_way, keep_what_is_there
 from .http_protocol import GuardedProtocol
 from .journal import Journal
 from .key_file import KeyFile, load_keys

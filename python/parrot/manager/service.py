@@ -18,13 +18,13 @@ from ..errors import (
     ServiceStopping,
     SessionClosed,
 )
+from ..garbage import IdleCollector
 from ..grammars import unconstrainable
 from ..tokenizer import EncodedPrompt, Piece, TokenBytes
 from .call import Call
 from .clock import now_s, now_us
 from .early_gets import EarlyGets, SubmitKey
 from .executor import Executor
-from .garbage import IdleCollector
 from .holes import make_grammar
 from .journal import Journal
 from .key_watch import KeyWatch

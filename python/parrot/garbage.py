@@ -1,20 +1,21 @@
-"""The cyclic garbage collector of a manager: out of the way of requests.
+"""The cyclic garbage collector of a manager or an engine: out of the way of requests.
 
-Left alone it stops the loop for as long as it takes to look at every live object, some 50 ns each, whenever
-their number has grown by a quarter. What the manager makes is freed by reference counts instead: a graph's
-cycles are cut when its session closes (:meth:`parrot.manager.graph.Graph.releasing`). The young generations
-are still looked at, for the cycles of libraries and exceptions; everything else is when nothing runs.
+Left alone it stops the process for as long as it takes to look at the objects of a generation, 50 ns to 1 us
+each. How many those are is not what its thresholds say: they count allocations less deallocations, and while
+as many old objects go as new ones come, everything that lives for a second may be young. What a service makes
+is freed by reference counts instead: a graph's cycles are cut when its session closes
+(:meth:`parrot.manager.graph.Graph.releasing`). The cycles of libraries and exceptions are looked for when
+nothing runs, and when far more is there than at the last look.
 """
 
 from __future__ import annotations
 
 import gc
 
-# Allocations less deallocations between two looks. What survives is looked at twice, however often that is,
-# and a look takes as long as what has come since the last one: 2 ms, and 6 ms at every third.
-_YOUNG = 5_000
-_MIDDLE = 2
-_NEVER = 1_000_000
+# Allocations less deallocations between two looks: some 100 MB more than at the last one, and a pause of 0.1
+# to 0.5 s. Each fifth look takes in what survived the ones before.
+_GROWTH = 500_000
+_OLDER = 4
 
 
 def keep_out_of_the_way() -> None:
@@ -22,7 +23,7 @@ def keep_out_of_the_way() -> None:
     look at all of it."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
+    gc.set_threshold(_GROWTH, _OLDER, _OLDER)
 
 
 def keep_what_is_there() -> None:
