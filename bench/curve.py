@@ -91,6 +91,7 @@ def _draw(curves: dict[str, dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    slowest = max(curves, key=lambda model: curves[model]["points"][0]["ms_per_token"]["median"])
     for model, curve in curves.items():
         points = curve["points"]
         latencies = [point["ms_per_token"]["median"] for point in points]
@@ -102,12 +103,15 @@ def _draw(curves: dict[str, dict[str, Any]], path: Path) -> None:
             axes.annotate(
                 str(point["batch"]),
                 (point["tok_per_s"], latency),
-                xytext=(3, -10),
+                xytext=(0, 6 if model == slowest else -13),
                 textcoords="offset points",
+                ha="right" if point is points[0] else "center",  # the second is near
                 fontsize=8,
+                bbox={"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.8},
             )
-    axes.set(xlabel="output tokens per second", ylabel="ms per token", title="by batch size", ylim=(0, None))
-    axes.legend()
+    axes.set(xlabel="output tokens per second", ylabel="ms per token", ylim=(0, 1.1 * axes.get_ylim()[1]))
+    axes.set_title("Decoding: a token's time as the batch grows (numbers: sequences)", fontsize=10)
+    axes.legend(loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

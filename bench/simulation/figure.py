@@ -11,6 +11,7 @@ from typing import Any
 from ..timing import Spread, print_table, show, spread
 
 Figures = Mapping[str, float]
+_MARKS = "osD^vP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +140,23 @@ class Figure:
         pyplot.close(chart)
 
     def _lines(self, panel: Any, name: str) -> None:
-        for arm in self.arms:
+        """Arms that coincide stay visible: later ones have larger, hollow marks, every other is dashed."""
+        for place, arm in enumerate(self.arms):
             spreads = [(x, value) for x in self.xs if (value := self.at(arm, x, name))]
             xs, medians = [x for x, _ in spreads], [value["median"] for _, value in spreads]
             below = [value["median"] - value["least"] for _, value in spreads]
             above = [value["most"] - value["median"] for _, value in spreads]
             (line, *_) = panel.errorbar(
-                xs, medians, yerr=[below, above], marker="o", ms=3, lw=1.2, capsize=2, label=arm
+                xs,
+                medians,
+                yerr=[below, above],
+                marker=_MARKS[place % len(_MARKS)],
+                ms=3 + 1.6 * place,
+                mfc="none" if place else None,
+                ls=(3 * place, (4, 4)) if place % 2 else "-",
+                lw=1.2,
+                capsize=2,
+                label=arm,
             )
             paper = [
                 (x, self.paper[arm][key]) for x in xs if (key := f"{name} @ {x:g}") in self.paper.get(arm, {})
