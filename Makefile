@@ -166,7 +166,7 @@ $(STAMPS)/build: $(NATIVE_SOURCES) $(STAMPS)/deps $(STAMPS)/settings
 
 $(STAMPS)/sanitize: $(NATIVE_SOURCES) $(STAMPS)/build
 	$(call say,building the native core with sanitizers)
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S . -B build/asan -G Ninja -Wno-dev -DPARROT_SANITIZE=ON -DPARROT_MUTANTS=ON -DPARROT_CUDA=OFF \
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S . -B build/asan -G Ninja -DPARROT_SANITIZE=ON -DPARROT_MUTANTS=ON -DPARROT_CUDA=OFF \
 	-DPython_EXECUTABLE="$(CURDIR)/$(PY)" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)" > $(STAMPS)/sanitize.log
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/asan --target _core
 	@touch $@

@@ -20,7 +20,7 @@ def build_driver(name: str) -> Path:
     cmake = shutil.which("cmake", path=environment["PATH"])
     if cmake is None:
         raise RuntimeError("cmake is not on PATH; the benchmark's driver cannot be built")
-    options = ["-Wno-dev", "-DPARROT_BENCH=ON", "-DPARROT_CUDA=OFF", f"-DPython_EXECUTABLE={sys.executable}"]
+    options = ["-DPARROT_BENCH=ON", "-DPARROT_CUDA=OFF", f"-DPython_EXECUTABLE={sys.executable}"]
     if not (BUILD / "CMakeCache.txt").exists():
         if shutil.which("ninja", path=environment["PATH"]) is not None:
             options += ["-G", "Ninja"]
