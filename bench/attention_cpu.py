@@ -187,12 +187,12 @@ def run(quick: bool) -> dict[str, Any]:
 
 def _ratio(row: dict[str, Any], other: str) -> str:
     us: dict[str, Spread] = row["us"]
-    return f"{us[other]['median'] / us['native']['median']:.2f}x" if other in us else "-"
+    return f"{us[other]['median'] / us['native']['median']:.3g}x" if other in us else "-"
 
 
 def _peaks(gflops: dict[str, float]) -> str:
     return ", ".join(
-        f"{figure:.0f} GFLOP/s on {count} thread{'s' * (count != '1')}" for count, figure in gflops.items()
+        f"{figure:.0f} GFLOP/s on {count} core{'s' * (count != '1')}" for count, figure in gflops.items()
     )
 
 
@@ -200,7 +200,7 @@ def _print(results: dict[str, Any]) -> None:
     print_table(
         f"decode, one layer, {results['isa']}, requests x tokens: GB/s of K and V read once, of plain "
         "reading, and the share; how many times as long torch takes, and attention per request",
-        ["batch", "threads", "us", "GB/s", "plain", "share", "torch", "per req."],
+        ["batch", "cores", "us", "GB/s", "plain", "share", "torch", "per req."],
         [
             (
                 *(row["row"], str(row["threads"]), show(row["us"]["native"], 0), f"{row['gb_per_s']:.1f}"),
@@ -211,8 +211,9 @@ def _print(results: dict[str, Any]) -> None:
         ],
     )
     print_table(
-        f"prefill, one layer; torch's fp32 matmul reaches {_peaks(results['matmul_gflops'])}",
-        ["tokens", "threads", "us", "GFLOP/s", "of matmul", "torch takes"],
+        f"prefill, one layer; torch's fp32 matmul reaches {_peaks(results['matmul_gflops'])}; the share "
+        "of that, and how many times as long torch's attention takes",
+        ["tokens", "cores", "us", "GFLOP/s", "share", "torch"],
         [
             (
                 *(row["row"], str(row["threads"]), show(row["us"]["native"], 0), f"{row['gflops']:.0f}"),

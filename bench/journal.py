@@ -11,7 +11,7 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,7 @@ from .service_load import (
     new_session_id,
     simulated_service,
 )
-from .timing import Spread, latencies, print_table, show, spread
+from .timing import latencies, per, print_table, show, spread
 
 BATCH = 8
 ANSWER = "The summary of this part is short, and every reader of it can go on from here."
@@ -125,25 +125,16 @@ def _summary(rounds: list[Round]) -> dict[str, Any]:
 
 
 def _print(rows: dict[str, Any]) -> None:
-    columns = ("", "submit p50, ms", "p99", "value p50, ms", "p99", "calls/s", "CPU, us/call")
-    cells = [
-        (
-            name,
-            *(
-                _ms(row[verb][percentile])
-                for verb in ("submit", "get")
-                for percentile in ("p50_us", "p99_us")
-            ),
-            show(row["calls_per_s"], 0),
-            show(row["cpu_us_per_call"], 0),
-        )
-        for name, row in rows.items()
-    ]
-    print_table(f"Submits of {BATCH} calls (2 KB template, 200 B values)", columns, cells, width=160)
-
-
-def _ms(figure: Spread) -> str:
-    return show({name: value / 1000 for name, value in figure.items()}, 1)
+    figures: dict[str, Callable[[dict[str, Any]], str]] = {
+        "submit p50, ms": lambda row: show(per(1000, row["submit"]["p50_us"]), 1),
+        "submit p99, ms": lambda row: show(per(1000, row["submit"]["p99_us"]), 1),
+        "value p50, ms": lambda row: show(per(1000, row["get"]["p50_us"]), 1),
+        "value p99, ms": lambda row: show(per(1000, row["get"]["p99_us"]), 1),
+        "calls/s": lambda row: show(row["calls_per_s"], 0),
+        "CPU, us/call": lambda row: show(row["cpu_us_per_call"], 0),
+    }
+    cells = [(name, *(cell(row) for row in rows.values())) for name, cell in figures.items()]
+    print_table(f"Submits of {BATCH} calls (2 KB template, 200 B values)", ("", *rows), cells)
 
 
 def _recovery(num_sessions: int) -> dict[str, Any]:

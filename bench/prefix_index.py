@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .native import build_driver, run_driver
-from .timing import Spread, of_repeats, print_table, show, spread, thousands
+from .timing import Spread, of_repeats, per, print_table, show, spread
 
 DRIVER = "prefix_index_bench"
 
@@ -85,11 +85,11 @@ def _latency(figures: dict[str, Spread]) -> tuple[str, str, str]:
 def _print_lookups(rows: dict[int, dict[str, Any]], sizes: Sizes) -> None:
     print_table(
         f"one key of 32 tokens per entry; us: p50, p99, max; {of_repeats(sizes.repeats)}",
-        ("entries", "k matches/s", "match", "p99", "max", "insert", "p99", "max", "B/entry"),
+        ("entries", "M matches/s", "match", "p99", "max", "insert", "p99", "max", "B/entry"),
         [
             (
                 f"{count:,}",
-                show(thousands(row["matches_per_s"]), 0),
+                show(per(1e6, row["matches_per_s"])),
                 *_latency(row["match"]),
                 *_latency(row["insert"]),
                 f"{row['resident_per_entry']['median']:,.0f}",
@@ -119,8 +119,9 @@ def _print_calls(rows: dict[int, dict[str, Any]]) -> None:
 
 def _print_long(rows: dict[int, dict[str, Any]]) -> None:
     print_table(
-        "a prompt of 6,000 tokens with a boundary every 16, all 375 known; us: p50, p99, max",
-        ("other entries", "match us", "p99", "max", "insert us", "p99", "max", "radix tree match us"),
+        "a prompt of 6,000 tokens with a boundary every 16, all 375 known, among so many other entries; "
+        "us: p50, p99, max",
+        ("others", "match", "p99", "max", "insert", "p99", "max", "radix tree"),
         [
             (f"{count:,}", *_latency(row["match"]), *_latency(row["insert"]), _latency(row["tree_match"])[0])
             for count, row in rows.items()

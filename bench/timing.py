@@ -32,9 +32,9 @@ def show(figure: Spread, digits: int = 2) -> str:
     return median if figure["least"] == figure["most"] else f"{median} ({least} to {most})"
 
 
-def thousands(figure: Spread) -> Spread:
-    """The same in thousands."""
-    return {name: value / 1000 for name, value in figure.items()}
+def per(unit: float, figure: Spread) -> Spread:
+    """The same in ``unit``."""
+    return {name: value / unit for name, value in figure.items()}
 
 
 def of_repeats(count: int) -> str:
@@ -91,12 +91,13 @@ def resident_growth(build: Callable[[], object], repeats: int) -> list[int]:
 def print_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], width: int = 130) -> None:
     """Print ``rows`` below their title; every column but the first is right-aligned."""
     print(fill(title, LINE))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
         table.add_column(column, no_wrap=True, justify="right" if index else "left")
     for row in rows:
         table.add_row(*row)
     Console(width=width).print(table)
+    print(flush=True)
 
 
 def _resident_bytes() -> int:
