@@ -18,7 +18,7 @@ from parrot.engine.engine import Engine
 from parrot.engine.model import DecoderModel
 from parrot.engine.overlap import LaunchedIds, OverlappingEngine
 from parrot.tokenizer.tokenizer import Tokenizer
-from parrot.wire import CallDone, CallId, ContextId, Grammar, Sampling
+from parrot.wire import CallDone, CallId, ContextId, ContextsEvicted, Grammar, Sampling
 
 Parts = tuple[DecoderModel, Tokenizer]
 Ran = tuple[Harness, list[int]]  # with the id of each call
@@ -233,3 +233,17 @@ def test_a_call_given_up_while_its_id_is_on_its_way_is_gone(parts: Parts) -> Non
     assert result.ids == expected
     assert all(getattr(reply, "call_id", stays) == stays for reply in harness.log[told_before:])
     assert harness.results[gone].done is None
+
+
+@pytest.mark.parametrize(("num_blocks", "lengths"), [(4, (31, 14)), (5, (31, 30))])
+def test_what_is_evicted_in_the_step_that_takes_in_a_calls_end_is_reported_behind_that_end(
+    parts: Parts, num_blocks: int, lengths: tuple[int, int]
+) -> None:
+    harness = Harness(*parts, num_blocks=num_blocks, engine_type=OverlappingEngine)
+    first = harness.submit(prompt_of(lengths[0], seed=1), max_tokens=3)
+    harness.run(first, harness.submit(prompt_of(lengths[1], seed=2), max_tokens=30))
+    # The other one needs a block, of which only the end that is on its way makes one free.
+    done = next(i for i, reply in enumerate(harness.log) if isinstance(reply, CallDone))
+    evicted = next(i for i, reply in enumerate(harness.log) if isinstance(reply, ContextsEvicted))
+    assert evicted == done + 1
+    assert harness.evicted[0][0] == first

@@ -172,6 +172,7 @@ class Engine:
                 self._enter_compiled()
                 self._admit()
                 work, reservation = self._build()
+                self._report_evictions()
                 if reservation is not None:
                     self._compute(work, reservation)
                 self._report_evictions()
@@ -313,10 +314,11 @@ class Engine:
         self._forget(call)
 
     def _report_evictions(self) -> None:
+        """What has been evicted since the last report: behind the ends of the calls that it was of, before
+        those of calls that end later, which may have put a context of the same blocks in the cache."""
         evicted = self._cached.take_evicted()
         if evicted is not None:
-            # Before what this step replies: it may have put a context of the same blocks in the cache.
-            self._replies.insert(0, evicted)
+            self._replies.append(evicted)
 
     def _count(self, work: Work) -> None:
         if work.is_decode:

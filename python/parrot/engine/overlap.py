@@ -77,6 +77,7 @@ class OverlappingEngine(Engine):
                 return work, reserve(self.tree, work)
             except OutOfBlocks:
                 self._early.let_go()
+        self._report_evictions()
         self._settle()
         return super()._build()
 
