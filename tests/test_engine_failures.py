@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine_harness import Harness, MakeHarness, Oracle, greedy_oracle, load, prompt_of
 from parrot.engine.batch import StepLogits
+from parrot.engine.engine import Engine
+from parrot.engine.overlap import OverlappingEngine
 from parrot.errors import DuplicateRequest
 from parrot.wire import CallId, ContextId, Dispatch, Fill, FreeContext, Generate, Sampling, pack_ids
 
@@ -63,6 +69,34 @@ def test_a_step_that_raises_fails_its_calls_and_the_engine_lives_on(
         assert result.error.code == "engine_error"
         assert "device lost" in result.error.message
     assert third.ids == oracle(prompt_of(10, seed=2), 8)
+
+
+@pytest.mark.parametrize("engine_type", [Engine, OverlappingEngine])
+def test_what_hangs_in_the_traceback_of_a_failed_step_is_freed(
+    make: MakeHarness, monkeypatch: pytest.MonkeyPatch, engine_type: type[Engine]
+) -> None:
+    harness = make(engine_type=engine_type)
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def broken(*args: object) -> StepLogits:
+        tensor = torch.zeros(10)
+        held.append(weakref.ref(tensor))
+        error = RuntimeError("device lost")
+        error.args += (error, tensor)  # a cycle
+        raise error
+
+    call = harness.submit(prompt_of(10))
+    gc.disable()
+    logging.disable()  # pytest keeps what is logged, tracebacks too
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(harness.runner, "forward", broken)
+            harness.step()
+        assert [tensor() for tensor in held] == [None]
+    finally:
+        logging.disable(logging.NOTSET)
+        gc.enable()
+    assert harness.run(call)[0].error is not None
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ class Engine:
         self._running: list[EngineCall] = []  # in order of application arrival
         self._live: dict[CallId, EngineCall] = {}
         self._live_contexts: set[ContextId] = set()  # theirs
+        self._has_failed = False  # this step
         self._cached = CachedContexts(self.tree, max_cached_contexts(runner.num_blocks))
         self._early = EarlyFills(self.tree, self._cached, max_batch_tokens, cost_model)
         self._replies: list[Reply] = []
@@ -178,9 +179,12 @@ class Engine:
                 self._report_evictions()
             except Exception as error:
                 log.exception("a step failed outside the model; its calls are given up")
-                self._give_up(engine_error(error))
+                self._give_up(self._failure(error))
             self._early.let_go()
             self._check_pool()
+            if self._has_failed:
+                self._has_failed = False
+                gc.collect()  # cycles of the traceback may hold memory of the device
             self.counters.num_steps += 1
             took_us = self._clock() - started_us
             self.counters.busy_us += took_us
@@ -245,8 +249,7 @@ class Engine:
             log.exception("a step of %d calls failed", len(work))
             self.tree.rollback(reservation.context_ids)
             for w in work:
-                self._fail(w.call, engine_error(error))
-            gc.collect()  # cycles of its traceback may hold memory of the device
+                self._fail(w.call, self._failure(error))
             return
         self.tree.commit(reservation.context_ids)
         self.counters.shared_decodes = self._runner.num_shared_decodes
@@ -375,6 +378,11 @@ class Engine:
                 return
         call.num_computed = 0
         self._waiting.add(call)
+
+    def _failure(self, error: Exception) -> EngineError:
+        """What the calls of a step that failed end with."""
+        self._has_failed = True
+        return engine_error(error)
 
     def _fail(self, call: EngineCall, error: ParrotError) -> None:
         self._drop(call)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._core import OutOfBlocks
 from ..wire import CallId, FinishReason
-from .call import EngineCall, Output, engine_error
+from .call import EngineCall, Output
 from .cost_model import expected_us
 from .engine import Engine
 from .runner import I64, Reservation, Work, reserve
@@ -94,7 +94,7 @@ class OverlappingEngine(Engine):
             self._settle()
             for w in work:
                 if self._is_live(w.call):
-                    self._fail(w.call, engine_error(error))
+                    self._fail(w.call, self._failure(error))
             return
         late = {w.call.call_id: w for w in work if w.call.pending_row is not None}
         self._ahead = dict(late)
