@@ -65,13 +65,13 @@ def test_figures_come_from_what_an_arm_answers(stub: Arm, tmp_path: Path) -> Non
     process = Process(stub, tmp_path / "log")
     try:
         assert process.version == "1.2"
-        found = {w.name: dict(engine_cpu._round([process], w, w.outputs, seed=0)) for w in WORKLOADS}
+        found = {w.name: dict(engine_cpu._draw([process], w, w.outputs, seed="0")) for w in WORKLOADS}
     finally:
         process.close()
     assert [row[OURS] for row in found.values()] == [16.0, 128.0, 256.0, 512.0, 125.0]
 
 
-def test_all_arms_of_a_round_get_the_same_prompts_and_the_next_round_others(
+def test_all_arms_get_the_same_prompts_of_a_draw_and_others_of_the_next(
     stub: Arm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -84,8 +84,8 @@ def test_all_arms_of_a_round_get_the_same_prompts_and_the_next_round_others(
             return {"fill_s": 1.0, "decode_s": 1.0, "decode_tokens": 1}
 
     processes = [Recorder(), Recorder()]
-    for seed in (0, 1):
-        list(engine_cpu._round(processes, WORKLOADS[1], 3, seed))  # type: ignore[arg-type]
+    for seed in ("0 0", "0 1"):
+        list(engine_cpu._draw(processes, WORKLOADS[1], 3, seed))  # type: ignore[arg-type]
     assert asked[0] == asked[1] != asked[2] == asked[3]
 
 
