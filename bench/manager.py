@@ -45,7 +45,7 @@ class Sizes:
 
 
 QUICK = Sizes(manager_parts.QUICK, manager_rate.QUICK, 1, 1, 2, 30, 16, 200)
-FULL = Sizes(manager_parts.FULL, manager_rate.FULL, 5, 3, 3, 100, 64, 1000)
+FULL = Sizes(manager_parts.FULL, manager_rate.FULL, 5, 9, 3, 100, 64, 1000)
 
 
 def run(quick: bool, *, only: Sequence[str] | None = None) -> dict[str, Any]:
