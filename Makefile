@@ -60,10 +60,10 @@ help: ## this list
 demo: $(STAMPS)/model $(STAMPS)/build ## serve a real application on this machine and draw where its time went
 	@$(VENV)/bin/parrot demo
 
-# The native core with sanitizers is built while tests wait for processes: a fifth of the processor time of those.
-test: lint ## lint, types, all tests, and the native tests under sanitizers and with faults
-	@$(MAKE) --no-print-directory -j2 unit $(STAMPS)/sanitize
-	@$(MAKE) --no-print-directory sanitize mutants
+# Types are checked on one processor. Beside tests the build would cost them the time that they measure.
+test: setup ## lint, types, all tests, and the native tests under sanitizers and with faults
+	@$(MAKE) --no-print-directory -j2 lint $(STAMPS)/sanitize
+	@$(MAKE) --no-print-directory unit sanitize mutants
 
 lint: $(STAMPS)/build $(STAMPS)/dev ## ruff, clang-format, mypy strict
 	$(call timed,lint,$(PY) -m ruff check . && $(PY) -m ruff format --check . \
@@ -167,10 +167,11 @@ $(STAMPS)/build: $(NATIVE_SOURCES) $(STAMPS)/deps $(STAMPS)/settings
 	@$(call compiling,install --no-build-isolation --no-deps -e .,$(STAMPS)/build.log)
 	@touch $@
 
+# Without MAKEFLAGS: ninja looks in it for the jobs of a make with -j, to which it has no access here.
 $(STAMPS)/sanitize: $(NATIVE_SOURCES) $(STAMPS)/build
 	$(call say,building the native core with sanitizers$(comma) at low priority)
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S . -B build/asan -G Ninja -DPARROT_SANITIZE=ON -DPARROT_MUTANTS=ON -DPARROT_CUDA=OFF \
+	@MAKEFLAGS= PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S . -B build/asan -G Ninja -DPARROT_SANITIZE=ON -DPARROT_MUTANTS=ON -DPARROT_CUDA=OFF \
 	-DPython_EXECUTABLE="$(CURDIR)/$(PY)" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)" > $(STAMPS)/sanitize.log
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" nice -n 19 cmake --build build/asan --target _core >> $(STAMPS)/sanitize.log \
+	@MAKEFLAGS= PATH="$(CURDIR)/$(VENV)/bin:$$PATH" nice -n 19 cmake --build build/asan --target _core >> $(STAMPS)/sanitize.log \
 	|| { tail -40 $(STAMPS)/sanitize.log; exit 1; }
 	@touch $@

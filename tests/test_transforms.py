@@ -269,18 +269,22 @@ def test_a_failure_that_is_known_names_each_place() -> None:
 
 
 def test_what_one_event_transforms_is_bounded_however_many_consumers_there_are() -> None:
-    transformer, failures = Transformer(2**23), []
     text = "[" + "1," * 40_000 + "1]"
-    started = time.process_time()
-    for number in range(200):
-        slow = chain(
-            {"op": "json"}, {"op": "join", "separator": str(number)}, {"op": "split", "separator": "1"}
-        )
-        try:
-            transformer.apply(slow, text, where="call F")
-        except TransformFailed as error:
-            failures.append(error.message)
-    assert time.process_time() - started < 4 * slowness()
-    assert 100 < len(failures) < 200
+    for _ in range(3):  # a machine that is halted meanwhile makes an application take all the time there is
+        transformer, failures = Transformer(2**23), []
+        started = time.process_time()
+        for number in range(200):
+            slow = chain(
+                {"op": "json"}, {"op": "join", "separator": str(number)}, {"op": "split", "separator": "1"}
+            )
+            try:
+                transformer.apply(slow, text, where="call F")
+            except TransformFailed as error:
+                failures.append(error.message)
+        assert time.process_time() - started < 4 * slowness()
+        assert len(failures) > 100
+        if len(failures) < 200:
+            break
+    assert len(failures) < 200
     assert "the transforms took too long" in failures[-1]
     assert transformer.apply(chain(), "as it is", where="call F") == "as it is"

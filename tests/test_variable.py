@@ -119,11 +119,13 @@ def test_an_error_keeps_its_type_and_is_remembered(service: StubService) -> None
     service.held.add("plan")
     steps = plan("x")
     background.run(service.finish(steps.id, EngineLost("engine-0 died"))).result(120)
-    for _ in range(2):
-        with pytest.raises(EngineLost, match="engine-0 died"):
-            steps.get()
+    with pytest.raises(EngineLost, match="engine-0 died"):
+        steps.get()
+    num_gets = len(service.gets)  # one more, if it failed beside its submit before that was answered
+    with pytest.raises(EngineLost, match="engine-0 died"):
+        steps.get()
     assert steps.done()
-    assert len(service.gets) == 1
+    assert len(service.gets) == num_gets <= 2
 
 
 def test_a_final_error_ends_the_variable_and_a_passing_one_does_not(service: StubService) -> None:
