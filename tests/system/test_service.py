@@ -173,7 +173,7 @@ def test_a_client_that_leaves_stops_its_generation(
         "ignore_eos": True,
         "stream": stream,
     }
-    before = shared.engine()["stats"]["decode_tokens"]
+    before = shared.engine()["stats"].get("decode_tokens", 0)
     limits = httpx.Timeout(120, read=120 if stream else 0.15)
     with httpx.Client(base_url=shared.url, timeout=limits) as client:
         if stream:
@@ -183,7 +183,7 @@ def test_a_client_that_leaves_stops_its_generation(
             with pytest.raises(httpx.ReadTimeout):
                 client.post("/v1/completions", json=body)
     check_at_rest(shared)
-    assert shared.engine()["stats"]["decode_tokens"] - before < 1800
+    assert shared.engine()["stats"].get("decode_tokens", 0) - before < 1800
 
 
 def test_an_engine_killed_in_the_middle_of_a_call_is_replaced_and_the_call_runs_again(
